@@ -1,0 +1,1 @@
+"""Evidence -> verdicts -> diagnosis. Nothing in here opens a file of the evidence."""

@@ -1,0 +1,60 @@
+"""Verdicts -> Diagnosis: which alarm is the primary case, and which alarms follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gradforensics.diagnosis.judge import Verdict, judge
+from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Rule
+from gradforensics.tables import Evidence
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All verdicts on one run, the primary case and the chain of consequences (cause, effect) among the alarms."""
+
+    evidence: Evidence
+    verdicts: tuple[Verdict, ...]
+    primary: Verdict | None = None
+    chain: tuple[tuple[str, str], ...] = ()
+    last_good_checkpoint: str | None = None
+
+    @property
+    def alarms(self) -> list[Verdict]:
+        """Verdicts that are alarms, in the order of the rules."""
+        return [v for v in self.verdicts if v.alarm]
+
+
+def diagnose(evidence: Evidence, rules: Sequence[Rule]) -> Diagnosis:
+    """Judge every rule on one run and order the alarms by cause."""
+    verdicts = tuple(judge(rule, evidence) for rule in rules)
+    alarms = [v for v in verdicts if v.alarm]
+    edges = tuple((cause.rule.id, effect.rule.id) for cause in alarms for effect in alarms if may_cause(cause, effect))
+    return Diagnosis(evidence, verdicts, _primary(alarms, edges), edges)
+
+
+def may_cause(cause: Verdict, effect: Verdict) -> bool:
+    """Whether the rules name this edge and the onsets allow it: a cause may not start after its effect.
+
+    The cause started at the earliest right after its last good logged step, so it is ruled out only where even that
+    lies at or after the step at which the effect shows.
+    """
+    if effect.rule.id not in cause.rule.leads_to:
+        return False
+    if cause.onset is None or effect.onset is None or cause.onset <= effect.onset:
+        return True
+    return cause.onset_after is None or cause.onset_after < effect.onset
+
+
+def _primary(alarms: Sequence[Verdict], edges: Iterable[tuple[str, str]]) -> Verdict | None:
+    caused = {effect for _, effect in edges}
+    roots = [v for v in alarms if v.rule.id not in caused]
+
+    def order(verdict: Verdict) -> tuple[int, int, int, str]:
+        strength = STRENGTHS.index(verdict.strength or "suspect")
+        severity = SEVERITIES.index(verdict.severity or "S4")
+        onset = verdict.onset if verdict.onset is not None else 2**62
+        return (onset, -strength, severity, verdict.rule.id)
+
+    return min(roots, key=order, default=None)

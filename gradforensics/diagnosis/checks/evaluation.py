@@ -1,0 +1,150 @@
+"""Checks on evaluation losses beside the training loss."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradforensics import signals
+from gradforensics.diagnosis.vocabulary import Answer, Hit, Missing, check, hit_at, label
+from gradforensics.tables import Evidence, Series
+
+_OLD_TASK = re.compile(
+    r"(?:^|[_/ .-])(?:old|general|base|pretrain\w*|source|retain|previous|original|replay)(?:$|[_/ .-])", re.IGNORECASE
+)
+_LEAST = 5  # evaluations below which no trend is read
+
+
+def _losses(evidence: Evidence) -> list[Series]:
+    """Every evaluation loss with enough points: "loss" itself and those of named sets ("g0_loss")."""
+    names = [n for n in evidence.names("eval") if n == "loss" or n.endswith("_loss") or n.startswith("loss_")]
+    series = [evidence.series(n, "eval") for n in names]
+    return [s.good for s in series if s is not None and len(s.good) >= _LEAST]
+
+
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """How an evaluation loss left its minimum: index of the best and of the first evaluation above the margin."""
+
+    best: int
+    first: int
+    rise: float
+    count: int
+
+
+def _rise(held_out: Series, least: float, errors: float, evals: int) -> Rise | None:
+    """A lasting rise above the minimum by more than `least` of it and `errors` standard deviations of the noise."""
+    values = held_out.values
+    best = int(np.argmin(values))
+    low = float(values[best])
+    margin = max(least * abs(low), errors * signals.noise_sd(values))
+    above = values > low + margin
+    count = int(above[best:].sum())
+    end = float(np.median(values[-evals:]))
+    if count < evals or end <= low + margin or not above[-1]:
+        return None
+    return Rise(best, best + int(np.argmax(above[best:])), (end - low) / max(abs(low), 1e-12), count)
+
+
+def _train_falls(evidence: Evidence, since: int) -> tuple[float, float] | Missing | None:
+    """Training loss around step `since` and at the end, or None where it does not fall in between."""
+    loss = evidence.series("loss")
+    if loss is None or len(loss.good) < _LEAST:
+        return Missing("series:loss")
+    good = loss.good
+    width = max(2, len(good) // 20)
+    place = int(np.searchsorted(good.steps, since))
+    then = float(np.median(good.values[max(0, place - width) : place + width]))
+    now = float(np.median(good.values[-2 * width :]))
+    return (then, now) if now < then else None
+
+
+@check(
+    needs=["series:eval/loss:points>=5", "series:loss"],
+    facts=["rise", "best_step", "best", "end", "wasted", "train_then", "train_now", "sets"],
+)
+def eval_rises(evidence: Evidence, *, rise: float, errors: float, evals: int, accuracy: str) -> Answer:
+    """Evaluation losses leave their minimum for good while the training loss goes on falling.
+
+    rise: least rise as a fraction of the minimum; errors: and in standard deviations of the evaluation noise; evals: so
+    many evaluations must lie above the margin. With several evaluation sets at least half of them must rise.
+    accuracy: "falls" asks that a logged evaluation accuracy is not better at the end than at the best loss.
+    """
+    sets = [s for s in _losses(evidence) if not _OLD_TASK.search(s.tag)] or _losses(evidence)
+    if not sets:
+        return Missing("series:eval/loss:points>=5")
+    found = [(s, r) for s in sets if (r := _rise(s, rise, errors, evals)) is not None]
+    if not found or 2 * len(found) < len(sets):
+        return []
+    hits: list[Hit] = []
+    for series, risen in found:
+        trained = _train_falls(evidence, int(series.steps[risen.best]))
+        if isinstance(trained, Missing):
+            return trained
+        if trained is None or (accuracy == "falls" and _accuracy_kept(evidence, series, risen.best)):
+            continue
+        end = int(series.steps[-1])
+        hits.append(
+            hit_at(
+                series,
+                risen.first,
+                after=int(series.steps[risen.best]),
+                rise=risen.rise,
+                best_step=int(series.steps[risen.best]),
+                best=float(series.values[risen.best]),
+                end=float(series.values[-1]),
+                wasted=(end - int(series.steps[risen.best])) / end if end > 0 else None,
+                train_then=trained[0],
+                train_now=trained[1],
+                sets=f"{len(found)} of {len(sets)}",
+            )
+        )
+    return sorted(hits, key=lambda h: h.step or 0)
+
+
+def _accuracy_kept(evidence: Evidence, held_out: Series, best: int) -> bool:
+    """Whether the accuracy of the same evaluation set is better at the end than it was at the best loss."""
+    name = "accuracy" if held_out.name == "loss" else held_out.name.replace("loss", "accuracy")
+    accuracy = evidence.series(name, "eval")
+    if accuracy is None or len(accuracy.good) < _LEAST:
+        return False
+    good = accuracy.good
+    then = float(np.interp(held_out.steps[best], good.steps, good.values))
+    return float(np.median(good.values[-3:])) > then
+
+
+@check(needs=["series:loss"], facts=["rise", "best_step", "best", "end", "old", "new", "new_fall"])
+def old_task_forgotten(evidence: Evidence, *, rise: float, errors: float, evals: int) -> Answer:
+    """The loss of an evaluation set named as the old or general task rises while another one falls."""
+    losses = _losses(evidence)
+    old = [s for s in losses if _OLD_TASK.search(s.tag)]
+    new = [s for s in losses if s not in old]
+    if not old or not new:
+        return Missing("series of an old and of a new task (eval_old_loss and eval_new_loss)")
+    falls = [(s, 1 - float(np.median(s.values[-3:])) / float(s.values[0])) for s in new if s.values[0] > 0]
+    best_new = max(falls, key=lambda pair: pair[1], default=None)
+    hits: list[Hit] = []
+    for series in old:
+        # what was known before the fine-tuning is the reference: the first evaluation, not the minimum
+        first = float(series.values[0])
+        margin = max(rise * abs(first), errors * signals.noise_sd(series.values))
+        above = np.flatnonzero(series.values > first + margin)
+        if best_new is None or best_new[1] <= 0 or len(above) < evals or above[-1] != len(series) - 1:
+            continue
+        end = float(np.median(series.values[-3:]))
+        hits.append(
+            hit_at(
+                series,
+                int(above[0]),
+                rise=(end - first) / max(abs(first), 1e-12),
+                best_step=int(series.steps[0]),
+                best=first,
+                end=end,
+                old=label(series),
+                new=label(best_new[0]),
+                new_fall=best_new[1],
+            )
+        )
+    return hits

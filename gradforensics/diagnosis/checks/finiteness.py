@@ -1,0 +1,165 @@
+"""Checks on NaN and infinities: where they show first, and where a log hides them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradforensics import signals
+from gradforensics.diagnosis.checks.loss import descending_loss, lasting_bad
+from gradforensics.diagnosis.vocabulary import Answer, Hit, Missing, check, hit_at
+from gradforensics.tables import Evidence, Series
+
+
+def _by_attempt(evidence: Evidence) -> list[tuple[Series | None, Series | None]]:
+    """(loss, gradient norm) of every attempt, so that a failed launch shows even where a later one went on."""
+    losses = {int(s.attempts[0]): s for s in evidence.attempts("loss") if len(s)}
+    norms = {int(s.attempts[0]): s for s in evidence.attempts("grad_norm") if len(s)}
+    return [(losses.get(a), norms.get(a)) for a in sorted({*losses, *norms})]
+
+
+def _step_of(series: Series | None) -> tuple[int, int] | None:
+    """(index, step) of the first lasting non-finite point."""
+    if series is None:
+        return None
+    index = lasting_bad(series)
+    return None if index is None else (index, int(series.steps[index]))
+
+
+@check(needs=["series:loss"], facts=["kind", "points"])
+def loss_nonfinite_first(evidence: Evidence) -> Answer:
+    """The loss is NaN or infinite for good, and no gradient norm was before it."""
+    for loss, norm in _by_attempt(evidence):
+        bad, bad_norm = _step_of(loss), _step_of(norm)
+        if loss is not None and bad is not None and (bad_norm is None or bad_norm[1] >= bad[1]):
+            return [hit_at(loss, bad[0], kind=_word(loss.kinds[bad[0]]), points=int(loss.bad.sum()))]
+    return []
+
+
+@check(needs=["series:grad_norm"], facts=["kind", "points", "loss_there"])
+def gradient_nonfinite_first(evidence: Evidence) -> Answer:
+    """The gradient norm is NaN or infinite for good while the loss was still finite: the backward pass came first."""
+    for loss, norm in _by_attempt(evidence):
+        bad, bad_loss = _step_of(norm), _step_of(loss)
+        if norm is None or bad is None or (bad_loss is not None and bad_loss[1] <= bad[1]):
+            continue
+        there = None
+        if loss is not None and len(loss.good):
+            before = np.flatnonzero(loss.good.steps <= bad[1])
+            there = float(loss.good.values[before[-1]]) if len(before) else None
+        return [hit_at(norm, bad[0], kind=_word(norm.kinds[bad[0]]), points=int(norm.bad.sum()), loss_there=there)]
+    return []
+
+
+@check(needs=["series:loss"], facts=["kind", "points"])
+def nonfinite_isolated(evidence: Evidence) -> Answer:
+    """Single NaN or infinite losses with finite values after them: a batch without a label, a skipped step.
+
+    Infinite gradient norms alone are not counted: a loss scaler meets them while it searches its scale.
+    """
+    hits: list[Hit] = []
+    for loss, _ in _by_attempt(evidence):
+        if loss is None or not loss.bad.any():
+            continue
+        lasting = lasting_bad(loss)
+        single = np.flatnonzero(loss.bad[: lasting if lasting is not None else len(loss)])
+        hits += [hit_at(loss, int(i), kind=_word(loss.kinds[int(i)]), points=len(single)) for i in single]
+    return hits
+
+
+@check(needs=["series:eval/loss:points>=2", "series:loss"], facts=["kind", "points"])
+def eval_nonfinite_only(evidence: Evidence) -> Answer:
+    """The evaluation loss is NaN or infinite for good while the training loss stays finite."""
+    loss, held_out = evidence.series("loss"), evidence.series("loss", "eval")
+    if loss is None or held_out is None:
+        return Missing("series:eval/loss", "series:loss")
+    start = lasting_bad(held_out, run=2)
+    if start is None or loss.bad.any():
+        return []
+    return [hit_at(held_out, start, kind=_word(held_out.kinds[start]), points=int(held_out.bad.sum()))]
+
+
+@check(needs=["series:grad_norm:points>=3"])
+def gradient_nonfinite_from_start(evidence: Evidence) -> Answer:
+    """No gradient norm of the run was ever finite."""
+    norm = evidence.series("grad_norm")
+    return [hit_at(norm, 0)] if norm is not None and norm.bad.all() else []
+
+
+def _word(kind: str) -> str:
+    return {"nan": "NaN", "posinf": "Infinity", "neginf": "-Infinity"}.get(kind, kind)
+
+
+def _nan_gradients(evidence: Evidence) -> tuple[Series, Series] | Missing | None:
+    """Loss and gradient norm at their common steps from the first lasting NaN norm on; None where there is none."""
+    loss, norm = evidence.series("loss"), evidence.series("grad_norm")
+    if loss is None or norm is None:
+        return Missing("series:loss", "series:grad_norm")
+    start = signals.first_run(np.array([k == "nan" for k in norm.kinds]), 3)
+    if start is None:
+        return None
+    common = np.intersect1d(loss.steps[loss.steps >= norm.steps[start]], norm.steps[start:])
+    return loss.where(np.isin(loss.steps, common)), norm.where(np.isin(norm.steps, common))
+
+
+@check(needs=["series:loss:points>=3", "series:grad_norm:points>=3"], facts=["points", "loss_there"])
+def zero_loss_nan_gradient(evidence: Evidence, *, points: int) -> Answer:
+    """While the gradient norm is NaN the logged loss is exactly 0 or exactly repeated for `points` points."""
+    pair = _nan_gradients(evidence)
+    if pair is None or isinstance(pair, Missing):
+        return [] if pair is None else pair
+    loss, norm = pair
+    if loss.resolution > 0:
+        return Missing("series:loss with all its digits")
+    still = np.concatenate([[False], np.diff(loss.values) == 0]) | (loss.values == 0)
+    start = signals.first_run(still & loss.finite & norm.bad, points)
+    if start is None:
+        return []
+    return [
+        hit_at(
+            loss,
+            start,
+            after=_before(evidence, loss, start),
+            points=int(still.sum()),
+            loss_there=float(loss.values[start]),
+        )
+    ]
+
+
+def _before(evidence: Evidence, part: Series, index: int) -> int | None:
+    """Last step of the whole gradient norm series before this point at which it was finite."""
+    norm = evidence.series("grad_norm")
+    if norm is None:
+        return None
+    good = norm.steps[norm.finite & (norm.steps < part.steps[index])]
+    return int(good[-1]) if len(good) else None
+
+
+@check(needs=["series:loss:points>=3", "series:grad_norm:points>=3"], facts=["points", "loss_there"])
+def finite_loss_nan_gradient(evidence: Evidence, *, points: int) -> Answer:
+    """The gradient norm is NaN for `points` points in a row, the loss beside it finite and not falling."""
+    pair = _nan_gradients(evidence)
+    if pair is None or isinstance(pair, Missing):
+        return [] if pair is None else pair
+    loss, norm = pair
+    if len(loss) < points or not loss.finite.all() or not norm.bad.all():
+        return []
+    trend = signals.slope(loss.steps, loss.values)
+    if len(loss) >= 8 and trend.significant < -2 and not (loss.values == 0).any():
+        return []  # a loss that really falls is trained on: then the norm, not the loss, is logged wrongly
+    return [hit_at(loss, 0, after=_before(evidence, loss, 0), points=len(loss), loss_there=float(loss.values[0]))]
+
+
+@check(needs=["series:loss:points>=10"], facts=["points", "before"])
+def loss_exactly_zero(evidence: Evidence, *, points: int, before: float) -> Answer:
+    """The loss drops from above `before` to exactly 0 from one logged point to the next, for good."""
+    loss = descending_loss(evidence)
+    if isinstance(loss, Missing):
+        return loss
+    if loss.resolution > 0:
+        return Missing("series:loss with all its digits")
+    nonzero = np.flatnonzero(loss.values != 0)
+    start = int(nonzero[-1]) + 1 if len(nonzero) else 0
+    if start == 0 or len(loss) - start < points:
+        return []
+    level = float(np.median(loss.values[max(0, start - 5) : start]))
+    return [hit_at(loss, start, points=len(loss) - start, before=level)] if level > before else []

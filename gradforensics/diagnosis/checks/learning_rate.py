@@ -1,0 +1,243 @@
+"""Checks on the learning rate: its size, and the schedule it follows."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from gradforensics import signals
+from gradforensics.diagnosis.checks.loss import descending_loss
+from gradforensics.diagnosis.schedules import Schedule, declared, worst_departure
+from gradforensics.diagnosis.vocabulary import Answer, Missing, check, hit_at
+from gradforensics.tables import Evidence, Series
+
+_ADAM = re.compile(r"adam|lamb|adafactor", re.IGNORECASE)
+_CYCLIC = re.compile(r"restart|cycl|sgdr|plateau|one_?cycle", re.IGNORECASE)
+_CLOSE = 0.01  # two learning rates within 1 % of the peak are the same rate: printed digits, off-by-one steps
+
+
+def _rates(evidence: Evidence, *, steps: bool = False) -> Series | Missing:
+    """The finite learning rates; with `steps` only where the log counts optimizer steps."""
+    lr = evidence.series("lr")
+    if lr is None or not len(lr.good):
+        return Missing("series:lr")
+    if steps and lr.step_unit != "step":
+        return Missing(f"series:lr over optimizer steps (this log counts {lr.step_unit}s)")
+    return lr.good
+
+
+@check(needs=["series:lr:points>=10"], facts=["points", "share"])
+def lr_identically_zero(evidence: Evidence, *, share: float) -> Answer:
+    """Every logged learning rate, of every parameter group, is exactly 0, over `share` of the run or more."""
+    lr = _rates(evidence)
+    if isinstance(lr, Missing):
+        return lr
+    for key in evidence.keys("lr"):
+        stored = evidence.frames[key].frame["value"].drop_nulls()
+        if (stored != 0).any():
+            return []
+    if lr.resolution > 0:
+        return Missing("series:lr with more digits (it is printed as 0 to the last digit)")
+    span = evidence.steps or (0, 0)
+    covered = (float(lr.steps[-1] - lr.steps[0]) / (span[1] - span[0])) if span[1] > span[0] else 1.0
+    if covered < share:
+        return []
+    return [hit_at(lr, 0, points=len(lr), share=covered)]
+
+
+@check(needs=["series:loss:points>=20", "series:lr"], facts=["peak", "change", "level"])
+def stands_still_at_tiny_lr(evidence: Evidence, *, tiny: float, change: float, errors: float) -> Answer:
+    """The loss does not fall over the whole record, and the learning rate never exceeds `tiny` (and is not 0).
+
+    change: total improvement, as a fraction of the level, that still counts as standing still; errors: the slope must
+    lie within so many of its standard errors of 0, or the change below the limit decides alone.
+    """
+    loss, lr = descending_loss(evidence), _rates(evidence)
+    if isinstance(loss, Missing) or isinstance(lr, Missing):
+        return loss if isinstance(loss, Missing) else lr  # type: ignore[return-value]  # one of them is Missing
+    peak = float(lr.values.max())
+    if not 0 < peak <= tiny:
+        return []
+    level = float(np.median(loss.values))
+    trend = signals.slope(loss.steps, loss.values)
+    moved = -trend.per_step * float(loss.steps[-1] - loss.steps[0]) / max(abs(level), 1e-12)
+    if moved > change and trend.significant < -errors:
+        return []
+    return [hit_at(loss, 0, peak=peak, change=moved, level=level)]
+
+
+@check(needs=["series:lr", "settings:optim"], facts=["peak", "bound", "optimizer"])
+def lr_above_recipe(evidence: Evidence, *, lora: float, pretrain: float, width: float) -> Answer:
+    """An Adam-like optimizer runs above the bound of published recipes.
+
+    Adapters: `lora`. Else `pretrain` x sqrt(`width` / hidden size), as published recipes scale with the width.
+    """
+    lr, optimizer = _rates(evidence), str(evidence.setting("optim"))
+    if isinstance(lr, Missing):
+        return lr
+    if not _ADAM.search(optimizer):
+        return Missing(f"a bound for the optimizer {optimizer!r}")
+    hidden = evidence.number("hidden_size")
+    if evidence.setting("peft_type"):
+        bound = lora
+    elif hidden:
+        bound = pretrain * float(np.sqrt(width / hidden))
+    else:
+        return Missing("settings:hidden_size")
+    above = np.flatnonzero(lr.values > bound)
+    if not len(above):
+        return []
+    return [hit_at(lr, int(above[0]), peak=float(lr.values.max()), bound=bound, optimizer=optimizer)]
+
+
+def _declared_and_rates(evidence: Evidence) -> tuple[Schedule, Series] | Missing:
+    lr, schedule = _rates(evidence, steps=True), declared(evidence)
+    if isinstance(lr, Missing):
+        return lr
+    return Missing(*schedule) if isinstance(schedule, list) else (schedule, lr)
+
+
+def _departs(schedule: Schedule, lr: Series, tolerance: float, share: float, speed: float = 1.0) -> np.ndarray | None:
+    """bool (n,): the points off the schedule, or None where no more than `share` of them are."""
+    off = worst_departure(schedule, lr.steps, lr.values, speed) > tolerance
+    return off if float(off.mean()) > share else None
+
+
+def _best_speed(evidence: Evidence, schedule: Schedule, lr: Series, tolerance: float, share: float) -> float | None:
+    """The factor at which the schedule was stepped too fast or too slowly, or None where none explains the log."""
+    known = {evidence.number("gradient_accumulation_steps"), evidence.number("world_size")}
+    whole = {2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 16.0, 32.0, 64.0, *(k for k in known if k and k > 1)}
+    fits = [
+        (float(np.mean(worst_departure(schedule, lr.steps, lr.values, k))), k)
+        for k in (*whole, *(1 / k for k in whole))
+        if _departs(schedule, lr, tolerance, share, k) is None
+    ]
+    return min(fits)[1] if fits else None
+
+
+@check(
+    needs=["series:lr:points>=10", "settings:lr_scheduler_type", "settings:max_steps", "settings:learning_rate"],
+    facts=["scheduler", "speed", "slowness", "departure"],
+)
+def schedule_warped(evidence: Evidence, *, tolerance: float, share: float, direction: str) -> Answer:
+    """The learning rate follows the declared schedule, stepped k times too often (`faster`) or too rarely (`slower`).
+
+    tolerance: fraction of the peak; share: part of the points that may lie outside it (detector D17).
+    """
+    both = _declared_and_rates(evidence)
+    if isinstance(both, Missing):
+        return both
+    schedule, lr = both
+    off = _departs(schedule, lr, tolerance, share)
+    if off is None or _is_constant(schedule, lr):
+        return []
+    speed = _best_speed(evidence, schedule, lr, tolerance, share)
+    if speed is None or (speed > 1) != (direction == "faster"):
+        return []
+    worst = float(worst_departure(schedule, lr.steps, lr.values).max())
+    return [
+        hit_at(
+            lr, int(np.flatnonzero(off)[0]), scheduler=schedule.name, speed=speed, slowness=1 / speed, departure=worst
+        )
+    ]
+
+
+def _is_constant(schedule: Schedule, lr: Series) -> bool:
+    """Whether the rate stands still after its warm-up although the schedule should have moved by now."""
+    after = lr.where(lr.steps >= schedule.warmup)
+    if len(after) < 5:
+        return False
+    expected = schedule.at(after.steps)
+    still = float(np.ptp(after.values)) <= _CLOSE * max(float(after.values.max()), 1e-30)
+    return still and float(np.ptp(expected)) > 0.1 * schedule.peak and float(after.values.max()) > 0
+
+
+@check(
+    needs=["series:lr:points>=10", "settings:lr_scheduler_type", "settings:max_steps", "settings:learning_rate"],
+    facts=["scheduler", "value", "departure"],
+)
+def schedule_not_attached(evidence: Evidence, *, tolerance: float, share: float) -> Answer:
+    """The declared schedule decays, the logged learning rate stands still."""
+    both = _declared_and_rates(evidence)
+    if isinstance(both, Missing):
+        return both
+    schedule, lr = both
+    off = _departs(schedule, lr, tolerance, share)
+    if off is None or not _is_constant(schedule, lr):
+        return []
+    worst = float(worst_departure(schedule, lr.steps, lr.values).max())
+    return [
+        hit_at(
+            lr, int(np.flatnonzero(off)[0]), scheduler=schedule.name, value=float(np.median(lr.values)), departure=worst
+        )
+    ]
+
+
+@check(
+    needs=["series:lr:points>=10", "settings:lr_scheduler_type", "settings:max_steps", "settings:learning_rate"],
+    facts=["scheduler", "departure"],
+)
+def schedule_departs(evidence: Evidence, *, tolerance: float, share: float) -> Answer:
+    """The learning rate departs from the declared schedule in a way that no wrong stepping explains."""
+    both = _declared_and_rates(evidence)
+    if isinstance(both, Missing):
+        return both
+    schedule, lr = both
+    off = _departs(schedule, lr, tolerance, share)
+    if off is None or _is_constant(schedule, lr) or _best_speed(evidence, schedule, lr, tolerance, share) is not None:
+        return []
+    worst = float(worst_departure(schedule, lr.steps, lr.values).max())
+    return [hit_at(lr, int(np.flatnonzero(off)[0]), scheduler=schedule.name, departure=worst)]
+
+
+@check(needs=["series:lr:points>=10", "series:loss"], facts=["idle", "peak"])
+def schedule_ended_early(evidence: Evidence, *, idle: float, points: int) -> Answer:
+    """After positive values the learning rate is exactly 0 for `idle` of the run or more."""
+    lr, loss = _rates(evidence), evidence.series("loss")
+    if isinstance(lr, Missing) or loss is None:
+        return lr if isinstance(lr, Missing) else Missing("series:loss")
+    positive = np.flatnonzero(lr.values > 0)
+    if not len(positive):
+        return []
+    first = int(positive[-1]) + 1
+    if len(lr) - first < points:
+        return []
+    if lr.resolution > 0:
+        return Missing("series:lr with more digits (it is printed as 0 to the last digit)")
+    span = max(int(lr.steps[-1]), int(loss.steps[-1])) - int(lr.steps[0])
+    share = (max(int(lr.steps[-1]), int(loss.steps[-1])) - int(lr.steps[first])) / span if span > 0 else 0.0
+    return [hit_at(lr, first, idle=share, peak=float(lr.values.max()))] if share >= idle else []
+
+
+@check(needs=["series:lr:points>=20"], facts=["before", "fell_to", "again", "scheduler"])
+def schedule_restarted(evidence: Evidence, *, fall: float, again: float, start: float) -> Answer:
+    """The learning rate falls at once to `fall` of its value or less and then warms up again to `again` of it.
+
+    start: part of the run at its beginning that is left out. A schedule that is declared to restart is not judged.
+    """
+    lr = _rates(evidence)
+    if isinstance(lr, Missing):
+        return lr
+    scheduler = str(evidence.setting("lr_scheduler_type") or "")
+    if _CYCLIC.search(scheduler):
+        return Missing(f"a schedule without restarts (this one is {scheduler!r})")
+    values, first = lr.values, max(2, int(len(lr) * start))
+    for i in range(first, len(values) - 3):
+        if values[i - 1] <= 0 or values[i] > fall * values[i - 1]:
+            continue
+        climb = values[i:]
+        top = int(np.argmax(climb))
+        # a warm-up takes several points on its way up; a single odd value does not
+        if climb[top] >= again * values[i - 1] and top >= 3 and bool(np.all(np.diff(climb[: top + 1]) >= 0)):
+            return [
+                hit_at(
+                    lr,
+                    i,
+                    before=float(values[i - 1]),
+                    fell_to=float(values[i]),
+                    again=float(climb[top]),
+                    scheduler=scheduler,
+                )
+            ]
+    return []

@@ -1,0 +1,227 @@
+"""Checks on the training loss, alone or beside the gradient norm and the learning rate."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+from gradforensics import signals
+from gradforensics.diagnosis.vocabulary import Answer, Fact, Hit, Missing, check, hit_at
+from gradforensics.tables import Evidence, Series
+
+# Names that only reinforcement learning and adversarial training log: their losses are no objective that should fall.
+_NOT_DESCENDING = re.compile(
+    r"(?:^|[/_. -])(?:rewards?|episode|returns?|advantages?|discriminator|generator|critic|actor|policy|kl|vf_loss"
+    r"|[dg]_?loss|loss_[dg]|gan)(?:$|[/_. -])|Loss/[DG](?:/|$)",
+    re.IGNORECASE,
+)
+_TOKEN_READERS = frozenset({"hf-trainer-state", "llamafactory-log"})
+_TOKEN_SETTINGS = ("vocab_size", "unigram_entropy")
+_TOKEN_MODELS = re.compile(r"CausalLM|LMHead|ConditionalGeneration|MaskedLM|CAUSAL_LM|SEQ_2_SEQ_LM")
+
+
+def descending_loss(evidence: Evidence) -> Series | Missing:
+    """The finite points of a training loss that is meant to fall; Missing for rewards and adversarial losses."""
+    series = evidence.series("loss")
+    if series is None:
+        return Missing("series:loss")
+    tags = [key.tag for key in evidence.frames]
+    preference = any("rewards/margins" in tag for tag in tags)  # DPO and its kin log rewards beside a loss that falls
+    if not preference and any(_NOT_DESCENDING.search(tag) for tag in tags):
+        return Missing("a loss that is meant to fall (this run logs rewards, a policy or an adversary)")
+    return series.good
+
+
+@check(needs=["series:loss:points>=20"], facts=["best", "level", "rise", "best_step"])
+def left_best_level(evidence: Evidence, *, noise: float, rise: float, share: float) -> Answer:
+    """The loss rose far above its best level and stayed there for at least `share` of the record."""
+    loss = descending_loss(evidence)
+    if isinstance(loss, Missing):
+        return loss
+    found = signals.departure(loss.values, noise, rise)
+    if found is None or found.share < share:
+        return []
+    return [_departure_hit(loss, found)]
+
+
+@check(needs=["series:loss:points>=20", "series:lr"], facts=["best", "level", "rise", "best_step", "lr", "peak_lr"])
+def left_best_level_at_high_lr(evidence: Evidence, *, noise: float, rise: float, share: float, high: float) -> Answer:
+    """As left_best_level, and the learning rate stood at `high` of its peak or more when the loss left."""
+    loss, lr = descending_loss(evidence), evidence.series("lr")
+    if isinstance(loss, Missing) or lr is None:
+        return loss if isinstance(loss, Missing) else Missing("series:lr")
+    found = signals.departure(loss.values, noise, rise)
+    if found is None or found.share < share or not len(lr.good):
+        return []
+    peak = float(lr.good.values.max())
+    here = float(np.interp(loss.steps[found.start], lr.good.steps, lr.good.values))
+    if peak <= 0 or here < high * peak:
+        return []
+    return [_departure_hit(loss, found, lr=here, peak_lr=peak)]
+
+
+def _departure_hit(loss: Series, found: signals.Departure, **more: Fact) -> Hit:
+    return hit_at(
+        loss,
+        found.start,
+        after=None,
+        best=found.best,
+        level=found.end,
+        rise=found.rise,
+        best_step=int(loss.steps[found.best_index]),
+        **more,
+    )
+
+
+@check(needs=["series:grad_norm:points>=20"], facts=["before", "peak", "factor"])
+def gradient_left_its_level(evidence: Evidence, *, factor: float) -> Answer:
+    """The gradient norm (rolling median) rose to `factor` times the lowest level it had before."""
+    norm = evidence.series("grad_norm")
+    if norm is None or len(norm.good) < 20:
+        return Missing("series:grad_norm:points>=20")
+    norm = norm.good
+    level = signals.rolling_median(norm.values, 3)
+    lowest = np.minimum.accumulate(level)
+    above = np.flatnonzero((lowest > 0) & (level >= factor * lowest))
+    if not len(above):
+        return []
+    first = int(above[0])
+    peak = float(level[above].max())
+    return [hit_at(norm, first, before=float(lowest[first]), peak=peak, factor=peak / float(lowest[first]))]
+
+
+@check(
+    needs=["series:loss:points>=20", "settings:unigram_entropy", "settings:vocab_size"],
+    facts=["level", "entropy", "chance"],
+)
+def parks_at_unigram(evidence: Evidence, *, tolerance: float, share: float) -> Answer:
+    """The last `share` of the loss lies flat within `tolerance` of the unigram entropy of the labels (detector D15).
+
+    It must lie nearer to the unigram entropy than to ln V: a model that has not moved at all sits at ln V.
+    """
+    loss, entropy, vocabulary = (
+        descending_loss(evidence),
+        evidence.number("unigram_entropy"),
+        evidence.number("vocab_size"),
+    )
+    if isinstance(loss, Missing):
+        return loss
+    if entropy is None or vocabulary is None or vocabulary < 2:
+        return Missing("settings:unigram_entropy", "settings:vocab_size")
+    chance = math.log(vocabulary)
+    tail = loss.where(np.arange(len(loss)) >= int(len(loss) * (1 - share)))
+    level = float(np.median(tail.values))
+    if abs(level / entropy - 1) > tolerance or abs(level - entropy) >= abs(level - chance):
+        return []
+    near = np.abs(loss.values / entropy - 1) <= tolerance
+    start = len(loss) - int(np.argmin(near[::-1])) if not near.all() else 0
+    start = min(start, len(loss) - len(tail))
+    return [hit_at(loss, start, level=level, entropy=entropy, chance=chance)]
+
+
+@check(needs=["series:loss:points>=100"], facts=["correlation", "amplitude"])
+def bounces(evidence: Evidence, *, correlation: float, amplitude: float, points: int) -> Answer:
+    """The loss bounces with period 2: differences anticorrelated beyond white noise (-0.5) over `points` points.
+
+    amplitude: least standard deviation of the differences, as a fraction of the level.
+    """
+    loss = descending_loss(evidence)
+    if isinstance(loss, Missing):
+        return loss
+    for start in range(0, len(loss) - points + 1, max(1, points // 4)):
+        part = loss.values[start : start + points]
+        level = abs(float(np.median(part)))
+        swing = float(np.std(np.diff(part))) / level if level > 0 else 0.0
+        found = signals.lag1_of_differences(part)
+        if found < correlation and swing > amplitude:
+            return [hit_at(loss, start, correlation=found, amplitude=swing)]
+    return []
+
+
+@check(needs=["series:loss:points>=10"], facts=["best", "last", "growth", "first_bad"])
+def rises_to_nonfinite(evidence: Evidence, *, growth: float, points: int) -> Answer:
+    """Before the first lasting NaN or infinity the loss had risen to `growth` times its best over `points` points."""
+    for loss in evidence.attempts("loss"):
+        start = lasting_bad(loss)
+        if start is None:
+            continue
+        before = loss.where(np.arange(len(loss)) < start).good
+        if len(before) < points:
+            continue
+        level = signals.rolling_median(before.values, 3)
+        best_index = int(np.argmin(level))
+        best, last = float(level[best_index]), float(before.values[-1])
+        rising = before.values[best_index:]
+        if best <= 0 or last < growth * best or len(rising) < points:
+            continue
+        if float(np.mean(np.diff(rising) > 0)) < 0.5:
+            continue
+        above = np.flatnonzero(level > 1.1 * best)
+        above = above[above > best_index]
+        first = int(above[0]) if len(above) else best_index
+        bad = float(loss.steps[start])
+        return [hit_at(before, first, best=best, last=last, growth=last / best, first_bad=int(bad))]
+    return []
+
+
+def lasting_bad(series: Series, run: int = 3) -> int | None:
+    """Index of the first non-finite point of a run of at least `run`, or of one that lasts to the end; None without."""
+    bad = series.bad
+    if not bad.any():
+        return None
+    start = signals.first_run(bad, run)
+    good = np.flatnonzero(~bad)
+    tail = int(good[-1]) + 1 if len(good) else 0
+    if tail < len(series):
+        return tail if start is None else min(start, tail)
+    return start
+
+
+def predicts_tokens(evidence: Evidence) -> bool:
+    """Whether the run speaks of a model that predicts tokens, so that the loss can be read as nats per token."""
+    if any(evidence.setting(k) is not None for k in _TOKEN_SETTINGS):
+        architectures = str(evidence.setting("architectures") or "")
+        return not architectures or bool(_TOKEN_MODELS.search(architectures))
+    if _TOKEN_MODELS.search(f"{evidence.setting('task_type')} {evidence.setting('architectures')}"):
+        return True
+    return any(s.reader in _TOKEN_READERS for s in evidence.sources)
+
+
+@check(needs=["series:loss:points>=30"], facts=["start", "chance", "level", "vocabulary"])
+def starts_worse_than_chance(
+    evidence: Evidence,
+    *,
+    excess: float,
+    most: float,
+    largest_vocabulary: float,
+    usual_vocabulary: float,
+    park: float,
+    drift: float,
+) -> Answer:
+    """The loss starts above `excess` x ln V and then lies flat at `park` x ln V or more (detectors D14 and D15).
+
+    Without a known vocabulary the start must exceed the ln V of `largest_vocabulary`, and the level `park` x ln of
+    `usual_vocabulary`. Starts above `most` x ln V are sums, not means, and another fault. drift: the largest change
+    over the last half, as a fraction of the level, that still counts as flat.
+    """
+    loss = descending_loss(evidence)
+    if isinstance(loss, Missing):
+        return loss
+    if not predicts_tokens(evidence):
+        return Missing("settings:vocab_size")
+    parts = [n for n in evidence.names("train") if n != "loss" and "loss" in n and "loss_scale" not in n]
+    if parts:
+        return Missing(f"a loss that is one mean over tokens (this one has parts: {', '.join(parts[:3])})")
+    vocabulary = evidence.number("vocab_size")
+    chance = math.log(vocabulary or largest_vocabulary)
+    start = float(np.median(loss.values[:3]))
+    half = loss.where(np.arange(len(loss)) >= len(loss) // 2)
+    level = float(np.median(half.values))
+    change = abs(signals.slope(half.steps, half.values).per_step) * float(half.steps[-1] - half.steps[0])
+    low = park * math.log(vocabulary or usual_vocabulary)
+    over = start > (excess * chance if vocabulary else chance) and start < most * chance
+    if not over or not low <= level < chance or change > drift * level:
+        return []
+    return [hit_at(loss, 0, start=start, chance=chance, level=level, vocabulary=vocabulary)]

@@ -1,0 +1,107 @@
+"""Checks on fp16 loss scaling."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gradforensics.diagnosis.vocabulary import Answer, Hit, Missing, check, hit_at
+from gradforensics.tables import Evidence, Series
+
+
+def _search_end(scale: Series) -> int:
+    """Index of the first point after the opening search: the scale starts high and is halved until it fits."""
+    falling = np.diff(scale.values) < 0
+    i = 0
+    while i < len(falling) and (falling[i] or (i == 0 and not falling[:10].any())):
+        if not falling[i]:
+            return 0
+        i += 1
+    return i
+
+
+@check(needs=["series:loss_scale:points>=10"], facts=["lowest", "from_scale", "backoffs"])
+def loss_scale_collapsed(evidence: Evidence, *, floor: float, backoffs: int) -> Answer:
+    """The loss scale falls below `floor`, or by `backoffs` halvings from a settled level without coming back (D33)."""
+    scale = evidence.series("loss_scale")
+    if scale is None or len(scale.good) < 10:
+        return Missing("series:loss_scale:points>=10")
+    scale = scale.good
+    settled = _search_end(scale)
+    values = scale.values[settled:]
+    if len(values) < 2 or float(values.max()) <= 0:
+        return []
+    top = int(np.argmax(values))
+    lowest = float(values[top:].min())
+    fallen = math.log2(float(values[top]) / lowest) if lowest > 0 else math.inf
+    last = float(values[-1])
+    back = last >= float(values[top]) / 2 ** (backoffs - 1)
+    if lowest >= floor and (fallen < backoffs or back):
+        return []
+    first = settled + top + int(np.argmax(values[top:] < values[top]))
+    return [
+        hit_at(
+            scale, first, lowest=lowest, from_scale=float(values[top]), backoffs=round(fallen) if fallen < 1e6 else None
+        )
+    ]
+
+
+@check(needs=["series:loss_scale:points>=50"], facts=["count", "rate", "steps"])
+def backoffs_unprovoked(evidence: Evidence, *, rate: float, least: int, grace: int) -> Answer:
+    """The loss scale is cut again and again although it had not just been raised.
+
+    Then gradients leave the range of fp16 by themselves: a healthy scaler backs off only in its opening search and right
+    after it doubled the scale (within `grace` logged points). rate: cuts per step that count; least: how many there must
+    be.
+    """
+    scale = evidence.series("loss_scale")
+    if scale is None or len(scale.good) < 50:
+        return Missing("series:loss_scale:points>=50")
+    scale = scale.good
+    change = np.sign(np.diff(scale.values))
+    settled = _search_end(scale)
+    unprovoked = [
+        i + 1 for i in range(settled, len(change)) if change[i] < 0 and not (change[max(0, i - grace) : i] > 0).any()
+    ]
+    steps = int(scale.steps[-1] - scale.steps[settled])
+    if len(unprovoked) < least or steps <= 0 or len(unprovoked) / steps < rate:
+        return []
+    return [hit_at(scale, i, count=len(unprovoked), rate=len(unprovoked) / steps, steps=steps) for i in unprovoked[:20]]
+
+
+@check(needs=["events:console"], facts=["count", "rate", "steps"])
+def overflow_lines(evidence: Evidence, *, rate: float, least: int) -> Answer:
+    """The console names more than `rate` skipped steps per step for overflow, `least` of them at the least."""
+    events = evidence.events_of("overflow")
+    if evidence.steps is None:
+        return Missing("series:loss")
+    steps = evidence.steps[1] - evidence.steps[0]
+    if len(events) < least or steps <= 0 or len(events) / steps < rate:
+        return []
+
+    facts = {"count": len(events), "rate": len(events) / steps, "steps": steps}
+    return [Hit(e.step, source=e.source, line=e.line, facts=facts) for e in events[:20]]
+
+
+@check(needs=[], facts=["precision"])
+def pure_half_precision(evidence: Evidence) -> Answer:
+    """The settings say fp16 for weights and gradients alike, without a loss scale.
+
+    bf16 and fp32 runs are acquitted: they have no fp16 range to leave. Mixed fp16 is judged by its loss scale only.
+    """
+    precision = str(evidence.setting("precision") or "").lower()
+    if precision in ("16-true", "fp16-true", "float16-true", "pure_fp16"):
+        return [] if evidence.series("loss_scale") else _hit(precision)
+    if evidence.setting("bf16") is True or precision.startswith(("bf16", "32", "64", "fp32", "float32", "bfloat16")):
+        return []
+    if evidence.setting("fp16") is True or precision.startswith(("16", "fp16", "float16")):
+        return Missing("series:loss_scale")
+    if evidence.setting("fp16") is False and evidence.setting("bf16") is False:
+        return []
+    return Missing("settings:precision")
+
+
+def _hit(precision: str) -> Answer:
+
+    return [Hit(None, facts={"precision": precision})]

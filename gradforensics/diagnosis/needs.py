@@ -1,0 +1,121 @@
+"""What a check needs to see before it can judge: `series:eval/loss:points>=5`, `settings:max_steps`, `travels` ...
+
+series:[eval/|test/]NAME[:points>=N][:ranks>=N]     settings:KEY     events:console|kernel     experiments:NAME
+TABLE[:rows>=N][:ranks>=N]
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gradforensics.tables import TABLES, Evidence, Phase
+
+_CONDITION = re.compile(r"(points|ranks|rows)>=(\d+)")
+_SERIES = re.compile(r"(?:(eval|test)/)?(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One parsed need: `kind` is series, settings, events, experiments or table."""
+
+    text: str
+    kind: str
+    name: str
+    phase: Phase = "train"
+    points: int = 1
+    ranks: int = 0
+    rows: int = 0
+
+
+def parse(text: str) -> Need:
+    """Parse one need; raises ValueError with a message for the rule's author."""
+    head, *rest = text.split(":")
+    counts = {"points": 1, "ranks": 0, "rows": 0}
+    kind, name = (
+        (head, rest.pop(0) if rest else "")
+        if head in ("series", "settings", "events", "experiments")
+        else ("table", head)
+    )
+    if not name:
+        raise ValueError(f"the need {text!r} names nothing")
+    if kind == "table" and name not in TABLES:
+        raise ValueError(
+            f"the need {text!r} names no table ({', '.join(TABLES)}) and is no series, settings, events or experiments"
+        )
+    if kind == "events" and name not in ("console", "kernel"):
+        raise ValueError(f"the need {text!r} must be events:console or events:kernel")
+    for part in rest:
+        condition = _CONDITION.fullmatch(part)
+        if not condition:
+            raise ValueError(f"the need {text!r} has the unknown condition {part!r} (points>=N, ranks>=N, rows>=N)")
+        counts[condition[1]] = int(condition[2])
+    phase: Phase = "train"
+    if kind == "series":
+        match = _SERIES.fullmatch(name)
+        if match and match[1]:
+            phase, name = ("eval" if match[1] == "eval" else "test"), match[2]
+    return Need(text, kind, name, phase, **counts)
+
+
+def satisfied(need: Need, evidence: Evidence) -> bool:
+    """Whether the evidence holds what is needed."""
+    match need.kind:
+        case "series":
+            if need.ranks and len(evidence.ranks(need.name, need.phase)) < need.ranks:
+                return False
+            series = evidence.series(need.name, need.phase)
+            return series is not None and len(series) >= need.points
+        case "settings":
+            return evidence.setting(need.name) is not None
+        case "events":
+            return evidence.events is not None and (
+                need.name == "console" or any(e.kind in ("xid", "kernel") for e in evidence.events)
+            )
+        case "experiments":
+            table = evidence.table("experiments")
+            return table is not None and need.name in table["experiment"].to_list()
+    table = evidence.table(need.name)
+    if table is None or table.height < need.rows:
+        return False
+    return not need.ranks or ("rank" in table.columns and table["rank"].drop_nulls().n_unique() >= need.ranks)
+
+
+# How to log or save next time what was missing. Keys are a need's name (or, for tables, the table).
+_ADVICE = {
+    "loss": "Log the training loss at every step or every few steps.",
+    "lr": "Log the learning rate beside the loss (optimizer.param_groups[0]['lr']).",
+    "grad_norm": "Log the gradient norm that torch.nn.utils.clip_grad_norm_ returns.",
+    "loss_scale": "Log scaler.get_scale() beside the loss.",
+    "settings": "Keep the training arguments beside the logs (a JSON or YAML file), or pass them with --set key=value.",
+    "console": "Keep the console output of the launch (tee train.log).",
+    "kernel": "Keep dmesg (dmesg -T > dmesg.txt) of the hosts.",
+    "experiments": "Run gradforensics replay and pass its directory with --with.",
+    "batch": "Record batches with the recorder, or pass them with --data.",
+    "environment": "Keep the output of python -m torch.utils.collect_env.",
+}
+
+
+def advice(text: str) -> str:
+    """One line that says how to have this evidence next time; empty where the need speaks for itself."""
+    try:
+        need = parse(text)
+    except ValueError:
+        return ""
+    if need.kind == "series":
+        if need.ranks:
+            return f"Log {need.name} on every rank, with the rank in the file name."
+        if need.phase == "eval":
+            return (
+                "Evaluate on held-out data at regular steps and log the loss."
+                if need.name == "loss"
+                else f"Log {need.name} of the evaluation."
+            )
+        return _ADVICE.get(need.name, f"Log {need.name} beside the loss.")
+    if need.kind == "settings":
+        return f"{_ADVICE['settings'].split(', or')[0]}, or pass it: --set {need.name}=VALUE."
+    if need.kind in ("events", "experiments"):
+        return _ADVICE["experiments" if need.kind == "experiments" else need.name]
+    if need.name in ("checkpoints", "tensors", "moments", "travels", "groups"):
+        return "Keep two checkpoints with their optimizer states."
+    return _ADVICE.get(need.name, "")

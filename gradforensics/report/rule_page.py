@@ -1,0 +1,83 @@
+"""One rule explained on the terminal: `gradforensics rules show GF07`."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from gradforensics.diagnosis import needs
+from gradforensics.diagnosis.rules import Language, Rule
+
+_WIDTH = 100
+_PLACEHOLDER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
+
+
+def render(rule: Rule, language: Language = "en") -> str:
+    """The rule as plain text, ending in a newline."""
+    text = "\n".join(_lines(rule, language)) + "\n"
+    return _PLACEHOLDER.sub(r"<\1>", text)  # what a verdict fills in
+
+
+def _lines(rule: Rule, language: Language) -> Iterator[str]:
+    texts = rule.text(language)
+    yield f"{rule.id} {rule.slug}  ({rule.severity}, {rule.family})"
+    yield texts.title
+    yield ""
+    yield from _paragraph(texts.what)
+    yield ""
+    yield from _paragraph(texts.why)
+    yield from _section("Fix", _items(texts.fix))
+    for variant in rule.variants:
+        own = rule.text(language, variant)
+        severity = rule.variant_severity.get(variant, rule.severity)
+        yield from _section(f"Variant {variant} ({severity})", [*_paragraph(own.what), *_items(own.fix)])
+    yield from _section("Signs", _signs(rule))
+    yield from _section("Needs", _items(_needs(rule)))
+    yield from _section("Look-alikes", _items(f"{a.case}: {a.tell}" for a in rule.look_alikes))
+    yield from _section("May lead to", _items(rule.leads_to))
+    yield from _section("Can be a false alarm", _items(rule.false_alarms))
+    yield from _section("Verify", _items([rule.verify] if rule.verify else []))
+    yield from _section("Parameters", _parameters(rule))
+    yield from _section("References", _items(rule.references))
+
+
+def _section(title: str, body: Iterable[str]) -> Iterator[str]:
+    lines = list(body)
+    if lines:
+        yield from ("", title, *(f"  {line}" if line else "" for line in lines))
+
+
+def _paragraph(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, break_on_hyphens=False) or [""]
+
+
+def _items(texts: Iterable[str]) -> list[str]:
+    out: list[str] = []
+    for text in texts:
+        out += textwrap.wrap(text, _WIDTH - 4, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+    return out
+
+
+def _signs(rule: Rule) -> list[str]:
+    if not rule.signs:
+        return ["this version has no test for it"]
+    return [
+        f"- {sign.name}: {sign.strength}"
+        + (f", variant {sign.variant}" if sign.variant else "")
+        + (f", {sign.severity}" if sign.severity else "")
+        + ("" if sign.acquits else ", does not acquit")
+        for sign in rule.signs
+    ]
+
+
+def _needs(rule: Rule) -> list[str]:
+    named = list(dict.fromkeys(n.text for sign in rule.signs for n in sign.test.needs)) or list(rule.needs)
+    return [f"{text}  ({hint})" if (hint := needs.advice(text)) else text for text in named]
+
+
+def _parameters(rule: Rule) -> list[str]:
+    return [
+        f"- {p.name} = {p.value} ({p.unit}; {p.source})" + (" [kept for reference, not used]" if p.unused else "")
+        for p in rule.parameters.values()
+    ]

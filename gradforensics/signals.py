@@ -1,0 +1,146 @@
+"""Series -> signals: pure functions on NumPy arrays. No thresholds live here; checks bring them from the rule files.
+
+All arrays are one-dimensional float64 without NaN unless a docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+MAD_TO_SD = 1.4826  # the standard deviation of a normal sample is 1.4826 times its median absolute deviation
+
+
+def rolling_median(values: np.ndarray, window: int) -> np.ndarray:
+    """Centred rolling median, float64 (n,); at the ends the window shrinks to what is there.
+
+    window: points, at least 1; an even window is widened by one so that it has a middle.
+    """
+    half = window // 2
+    if half == 0 or len(values) < 2:
+        return values.astype(float)
+    padded = np.concatenate([np.full(half, np.nan), values, np.full(half, np.nan)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
+    middle = np.median(windows[half : len(values) - half], axis=1) if len(values) > 2 * half else np.empty(0)
+    out = np.empty(len(values))
+    if len(middle):
+        out[half : len(values) - half] = middle
+    edge = min(half, len(values))
+    for i in (*range(edge), *range(max(edge, len(values) - half), len(values))):
+        out[i] = np.median(values[max(0, i - half) : i + half + 1])
+    return out
+
+
+def noise_sd(values: np.ndarray) -> float:
+    """Standard deviation of the noise around a smooth curve, from the median absolute second difference.
+
+    The second difference of white noise with variance s^2 has variance 6 s^2; a smooth trend cancels out, and the
+    median ignores single jumps. 0 for fewer than three points.
+    """
+    if len(values) < 3:
+        return 0.0
+    return float(MAD_TO_SD * np.median(np.abs(np.diff(values, 2))) / math.sqrt(6.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """A least-squares slope per step and its standard error (Newey and West 1987, Bartlett kernel)."""
+
+    per_step: float
+    error: float
+
+    @property
+    def significant(self) -> float:
+        """Slope in standard errors; 0 where the error is 0 and so is the slope."""
+        if self.error > 0:
+            return self.per_step / self.error
+        return math.copysign(math.inf, self.per_step) if self.per_step else 0.0
+
+
+def slope(steps: np.ndarray, values: np.ndarray) -> Slope:
+    """Least-squares slope with a standard error that allows for autocorrelated noise.
+
+    The lag window is the usual floor(4 (n/100)^(2/9)). Needs at least three points with distinct steps, else 0 +- 0.
+    """
+    n = len(steps)
+    x = steps.astype(float) - float(np.mean(steps))
+    sxx = float(x @ x)
+    if n < 3 or sxx == 0.0:
+        return Slope(0.0, 0.0)
+    centred = values - float(np.mean(values))
+    per_step = float(x @ centred) / sxx
+    moment = x * (centred - per_step * x)
+    lags = int(4 * (n / 100) ** (2 / 9))
+    total = float(moment @ moment)
+    for lag in range(1, min(lags, n - 1) + 1):
+        total += 2 * (1 - lag / (lags + 1)) * float(moment[lag:] @ moment[:-lag])
+    return Slope(per_step, math.sqrt(max(total, 0.0)) / sxx)
+
+
+def lag1_of_differences(values: np.ndarray) -> float:
+    """Lag-1 autocorrelation of the first differences: -0.5 for white noise, -1 for bouncing with period 2."""
+    d = np.diff(values)
+    if len(d) < 3 or float(np.std(d)) == 0.0:
+        return 0.0
+    d = d - float(np.mean(d))
+    return float((d[1:] @ d[:-1]) / (d @ d))
+
+
+def first_run(mask: np.ndarray, length: int) -> int | None:
+    """Index at which the first run of at least `length` consecutive True values starts, or None."""
+    if length <= 0 or len(mask) < length:
+        return None
+    sums = np.convolve(mask.astype(int), np.ones(length, dtype=int), mode="valid")
+    found = np.flatnonzero(sums == length)
+    return int(found[0]) if len(found) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A loss that was at its best and left that level until the end of the record.
+
+    best, end: levels (rolling median) at the best place and over the last tenth; start: index of the first point above
+    the level for good; best_index: where the best level lies; share: part of the points from `start` on.
+    """
+
+    best: float
+    end: float
+    best_index: int
+    start: int
+    share: float
+
+    @property
+    def rise(self) -> float:
+        """Rise as a fraction of the best level."""
+        return (self.end - self.best) / max(abs(self.best), 1e-12)
+
+
+def departure(values: np.ndarray, noise: float, rise: float) -> Departure | None:
+    """Find a lasting departure upwards from the best level, or None.
+
+    noise: how many standard deviations of the noise around the best level the rise must exceed; rise: the least rise as
+    a fraction of the larger of |best level| and the improvement from the first level to the best. The departure starts
+    after the last point (rolling median of 3) that was still within that margin of the best level.
+    """
+    n = len(values)
+    if n < 8:
+        return None
+    window = max(3, min(101, n // 20)) | 1
+    level = rolling_median(values, window)
+    best_index = int(np.argmin(level))
+    best = float(level[best_index])
+    end = float(np.median(values[-max(3, n // 10) :]))
+    around = values[max(0, best_index - 2 * window) : best_index + 2 * window + 1]
+    spread = max(noise_sd(around), noise_sd(values[: max(8, best_index + 1)]))
+    scale = max(abs(best), float(np.median(values[:window])) - best)
+    margin = max(noise * spread, rise * scale)
+    if margin <= 0 or end - best <= margin:
+        return None
+    smooth = rolling_median(values, 3)
+    within = np.flatnonzero(smooth <= best + margin)
+    if not len(within):
+        return None
+    start = int(within[-1]) + 1
+    return Departure(best, end, best_index, start, (n - start) / n) if start < n else None

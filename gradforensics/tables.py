@@ -1,0 +1,450 @@
+"""Every canonical table, and the Evidence that the rest of the tool reads.
+
+A leaf: everybody imports it and it imports nothing of the package. Readers produce `SeriesFrame`, `Setting`, `Event`,
+`Notice` and `Source`; `Evidence` is what one run left behind. Values are null wherever `kind` is not "finite", because
+polars sorts NaN above every number and a rule such as "loss > 10" would fire on it with the wrong story.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import polars as pl
+
+Phase: TypeAlias = Literal["train", "eval", "test"]
+StepUnit: TypeAlias = Literal["step", "micro_step", "epoch", "tokens", "samples", "row"]
+Origin: TypeAlias = Literal["user", "runtime", "config"]
+EndingKind: TypeAlias = Literal["completed", "exception", "oom", "killed", "timeout", "truncated", "unknown"]
+
+KINDS = ("finite", "nan", "posinf", "neginf", "missing")
+KIND = pl.Enum(KINDS)
+
+SERIES_SCHEMA: dict[str, Any] = {
+    "attempt": pl.UInt16,
+    "rank": pl.UInt32,
+    "step": pl.Int64,
+    "epoch": pl.Float64,
+    "time": pl.Float64,
+    "value": pl.Float64,
+    "kind": KIND,
+    "line": pl.UInt32,
+}
+
+# The tables besides series; an absent table means "not available", an empty one "read and nothing found".
+TABLES: dict[str, dict[str, Any]] = {
+    "settings": {
+        "run": pl.String, "attempt": pl.UInt16, "key": pl.String, "name": pl.String, "value": pl.String,
+        "origin": pl.String, "source": pl.String, "line": pl.UInt32,
+    },
+    "events": {
+        "kind": pl.String, "attempt": pl.UInt16, "rank": pl.UInt32, "host": pl.String, "time": pl.Float64,
+        "step": pl.Int64, "text": pl.String, "data": pl.String, "source": pl.String, "line": pl.UInt32,
+    },
+    "checkpoints": {
+        "path": pl.String, "format": pl.String, "step": pl.Int64, "complete": pl.Boolean, "bytes": pl.UInt64,
+        "source": pl.String,
+    },
+    "tensors": {
+        "checkpoint": pl.String, "step": pl.Int64, "rank": pl.UInt32, "placement": pl.String, "role": pl.String,
+        "name": pl.String, "dtype": pl.String, "shape": pl.List(pl.Int64), "count": pl.Int64, "nan": pl.Int64,
+        "posinf": pl.Int64, "neginf": pl.Int64, "zero": pl.Int64, "one": pl.Int64, "subnormal": pl.Int64,
+        "min": pl.Float64, "max": pl.Float64, "mean": pl.Float64, "std": pl.Float64, "l2": pl.Float64,
+        "fingerprint": pl.String,
+    },
+    "moments": {
+        "checkpoint": pl.String, "step": pl.Int64, "name": pl.String, "bound_ratio_max": pl.Float64,
+        "bound_violations": pl.Int64, "update_rms": pl.Float64, "below_eps": pl.Float64,
+        "v_zero_m_nonzero": pl.Int64,
+    },
+    "travels": {
+        "first_step": pl.Int64, "step": pl.Int64, "name": pl.String, "changed": pl.Float64, "rel_travel": pl.Float64,
+        "ratio_mean": pl.Float64, "ratio_std": pl.Float64, "recovered_lr": pl.Float64, "recovered_wd": pl.Float64,
+        "residual": pl.Float64, "grad_l2": pl.Float64, "bound_ratio": pl.Float64,
+    },
+    "groups": {
+        "checkpoint": pl.String, "rank": pl.UInt32, "group": pl.Int64, "lr": pl.Float64, "betas": pl.List(pl.Float64),
+        "eps": pl.Float64, "weight_decay": pl.Float64, "names": pl.List(pl.String), "step_min": pl.Int64,
+        "step_max": pl.Int64,
+    },
+    "batch": {"sample": pl.String, "tokens": pl.Int64, "labels": pl.Int64, "masked": pl.Int64},
+    "experiments": {
+        "experiment": pl.String, "step": pl.Int64, "quantity": pl.String, "variation": pl.String, "value": pl.Float64,
+        "unit": pl.String, "verdict": pl.String,
+    },
+    "environment": {
+        "key": pl.String, "value": pl.String, "rank": pl.UInt32, "host": pl.String, "source": pl.String,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file of evidence. `sha256` is None where the file was not read whole; `remark` then says so."""
+
+    path: str
+    bytes: int
+    sha256: str | None = None
+    reader: str | None = None
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A reader's remark on a source: a torn line, a column it could not parse."""
+
+    source: str
+    line: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as written (`name`, `value`) under its canonical `key`."""
+
+    key: str
+    name: str
+    value: Any
+    source: str
+    line: int | None = None
+    origin: Origin = "config"
+    attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One remarkable log line (oom, exception, killed, timeout, overflow, resume, completed, warning ...)."""
+
+    kind: str
+    text: str
+    source: str
+    line: int | None = None
+    attempt: int | None = None
+    rank: int | None = None
+    host: str | None = None
+    time: float | None = None
+    step: int | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the record ends, with the line that shows it."""
+
+    kind: EndingKind = "unknown"
+    text: str = ""
+    source: str | None = None
+    line: int | None = None
+
+
+class SeriesKey(NamedTuple):
+    """Identity of one stored series; `series` is the canonical name, `tag` the name as written."""
+
+    run: str
+    phase: Phase
+    series: str
+    tag: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesFrame:
+    """One series of one source, rows in file order, columns as in SERIES_SCHEMA.
+
+    resolution: smallest distance between two values that the text could show (0.0001 for "%.4f"); 0 means exact.
+    """
+
+    frame: pl.DataFrame
+    step_unit: StepUnit = "step"
+    resolution: float = 0.0
+
+
+@dataclass(frozen=True)
+class Series:
+    """One sorted series, one row per step: what every check works on.
+
+    steps: int64 (n,); values: float64 (n,), NaN where `kinds` is not "finite"; kinds: (n,) of KINDS;
+    lines: int64 (n,), 0 = unknown; attempts: int64 (n,); cadence: median distance between two points, in steps.
+    """
+
+    name: str
+    phase: Phase
+    tag: str
+    source: str
+    steps: np.ndarray
+    values: np.ndarray
+    kinds: tuple[str, ...]
+    lines: np.ndarray
+    attempts: np.ndarray
+    epochs: np.ndarray
+    times: np.ndarray
+    cadence: float
+    step_unit: StepUnit = "step"
+    resolution: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @cached_property
+    def finite(self) -> np.ndarray:
+        """bool (n,): where the value is a finite number."""
+        mask: np.ndarray = np.isfinite(self.values)
+        return mask
+
+    @cached_property
+    def bad(self) -> np.ndarray:
+        """bool (n,): where the log shows NaN or an infinity (a missing value is not bad)."""
+        return np.array([k in ("nan", "posinf", "neginf") for k in self.kinds], dtype=bool)
+
+    def where(self, mask: np.ndarray) -> Series:
+        """The points that `mask` (bool, (n,)) keeps."""
+        index = np.flatnonzero(mask)
+        return Series(
+            self.name, self.phase, self.tag, self.source, self.steps[index], self.values[index],
+            tuple(self.kinds[i] for i in index), self.lines[index], self.attempts[index], self.epochs[index],
+            self.times[index], cadence_of(self.steps[index]), self.step_unit, self.resolution,
+        )  # fmt: skip
+
+    @cached_property
+    def good(self) -> Series:
+        """Only the finite points."""
+        return self if bool(self.finite.all()) else self.where(self.finite)
+
+
+def cadence_of(steps: np.ndarray) -> float:
+    """Median distance between consecutive points, in steps (0 for fewer than two points)."""
+    return float(np.median(np.diff(steps))) if len(steps) > 1 else 0.0
+
+
+def kind_of(value: float | None) -> str:
+    """The KINDS entry for a number read from a file; None is "missing"."""
+    if value is None:
+        return "missing"
+    if math.isfinite(value):
+        return "finite"
+    return "nan" if math.isnan(value) else ("posinf" if value > 0 else "neginf")
+
+
+def _digits(frame: pl.DataFrame) -> int:
+    """Significant digits of a few values of a series: the finer of two copies of one series is the better source."""
+    head = frame["value"].drop_nulls().head(16).to_list()
+    return max((len(repr(v).replace(".", "").replace("-", "").split("e")[0].strip("0")) for v in head), default=0)
+
+
+_ORIGIN_RANK: dict[str, int] = {"user": 0, "runtime": 1, "config": 2}
+
+
+@dataclass
+class Evidence:
+    """Everything that the readers could get out of one run."""
+
+    name: str
+    frames: dict[SeriesKey, SeriesFrame] = field(default_factory=dict)
+    settings: list[Setting] | None = None
+    events: list[Event] | None = None
+    sources: list[Source] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    ending: Ending = field(default_factory=Ending)
+    tables: dict[str, pl.DataFrame] = field(default_factory=dict)
+    _cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    # -- series ------------------------------------------------------------------------------------------------------
+
+    def keys(self, name: str, phase: Phase = "train") -> list[SeriesKey]:
+        """Every stored series that carries this canonical name in this phase."""
+        return [k for k in self.frames if k.series == name and k.phase == phase]
+
+    def series(self, name: str, phase: Phase = "train", rank: int | None = None) -> Series | None:
+        """The series `name` of `phase` as one sorted row per step, or None where nothing of it was logged.
+
+        Of several sources and tags the one with most points, then most digits, then the first in reading order is
+        taken (an HF run logs one loss in three files and a spike must not count three times). The latest attempt wins
+        a step that several attempts wrote; within an attempt the last line wins. `rank` picks one rank's points;
+        None takes rows without a rank or, where all rows name ranks, the lowest rank.
+        """
+        wanted = (name, phase, rank)
+        if wanted not in self._cache:
+            self._cache[wanted] = self._pick(name, phase, rank)
+        picked: Series | None = self._cache[wanted]
+        return picked
+
+    def _pick(self, name: str, phase: Phase, rank: int | None) -> Series | None:
+        best: tuple[int, int] = (0, 0)
+        chosen: tuple[SeriesKey, SeriesFrame, pl.DataFrame] | None = None
+        for key in self.keys(name, phase):
+            stored = self.frames[key]
+            rows = _of_rank(stored.frame, rank)
+            points = rows.filter(pl.col("kind") != "missing").height
+            merit = (points, _digits(rows))
+            if points and merit > best:
+                best, chosen = merit, (key, stored, rows)
+        if chosen is None:
+            return None
+        key, stored, rows = chosen
+        rows = rows.filter(pl.col("kind") != "missing").with_row_index("order")
+        rows = rows.sort(["step", "attempt", "order"], nulls_last=False).unique(
+            "step", keep="last", maintain_order=True
+        )
+        return _as_series(key, stored, rows)
+
+    def attempts(self, name: str, phase: Phase = "train") -> list[Series]:
+        """The series split into its attempts, each sorted by step: only resume checks look at these."""
+        whole = self.series(name, phase)
+        if whole is None:
+            return []
+        key = next(k for k in self.keys(name, phase) if (k.tag, k.source) == (whole.tag, whole.source))
+        stored = self.frames[key]
+        rows = _of_rank(stored.frame, None).filter(pl.col("kind") != "missing").with_row_index("order")
+        parts = rows.sort(["attempt", "step", "order"]).unique(["attempt", "step"], keep="last", maintain_order=True)
+        return [_as_series(key, stored, part) for part in parts.partition_by("attempt", maintain_order=True)]
+
+    def ranks(self, name: str, phase: Phase = "train") -> list[int]:
+        """The ranks that logged this series."""
+        found: set[int] = set()
+        for key in self.keys(name, phase):
+            found.update(r for r in self.frames[key].frame["rank"].unique().to_list() if r is not None)
+        return sorted(found)
+
+    def names(self, phase: Phase) -> list[str]:
+        """Canonical names of every series of a phase, in reading order."""
+        return list(dict.fromkeys(k.series for k in self.frames if k.phase == phase))
+
+    @cached_property
+    def steps(self) -> tuple[int, int] | None:
+        """First and last step of any series whose unit is not a mere row number, else of any series."""
+        spans: dict[bool, list[int]] = {True: [], False: []}
+        for stored in self.frames.values():
+            column = stored.frame["step"].drop_nulls()
+            if len(column):
+                low, high = int(column.min()), int(column.max())  # type: ignore[arg-type]  # Int64 column, not null
+                spans[stored.step_unit != "row"] += [low, high]
+        chosen = spans[True] or spans[False]
+        return (min(chosen), max(chosen)) if chosen else None
+
+    # -- settings ----------------------------------------------------------------------------------------------------
+
+    def setting(self, key: str) -> Any | None:
+        """The value of a canonical setting: the user's beats the runtime's beats the configuration file's."""
+        found = [s for s in self.settings or [] if s.key == key and s.value is not None]
+        return min(found, key=lambda s: _ORIGIN_RANK[s.origin]).value if found else None
+
+    def number(self, key: str) -> float | None:
+        """A setting as a finite number, or None where it is absent or no number."""
+        value = self.setting(key)
+        if isinstance(value, bool) or value is None:
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            return None
+        return number if math.isfinite(number) else None
+
+    # -- the other tables --------------------------------------------------------------------------------------------
+
+    def table(self, name: str) -> pl.DataFrame | None:
+        """A table of TABLES as a frame; None where it is not available, empty where nothing was found."""
+        if name == "settings":
+            return None if self.settings is None else _settings_frame(self.name, self.settings)
+        if name == "events":
+            return None if self.events is None else _events_frame(self.events)
+        return self.tables.get(name)
+
+    def events_of(self, *kinds: str) -> list[Event]:
+        """Events of the given kinds, in order."""
+        return [e for e in self.events or [] if e.kind in kinds]
+
+
+def _of_rank(frame: pl.DataFrame, rank: int | None) -> pl.DataFrame:
+    if rank is not None:
+        return frame.filter(pl.col("rank") == rank)
+    if frame["rank"].null_count() == frame.height:
+        return frame
+    unnamed = frame.filter(pl.col("rank").is_null())
+    return unnamed if unnamed.height else frame.filter(pl.col("rank") == pl.col("rank").min())
+
+
+def _as_series(key: SeriesKey, stored: SeriesFrame, rows: pl.DataFrame) -> Series:
+    steps = rows["step"].fill_null(0).to_numpy()
+    return Series(
+        name=key.series,
+        phase=key.phase,
+        tag=key.tag,
+        source=key.source,
+        steps=steps,
+        values=rows["value"].fill_null(float("nan")).to_numpy(),
+        kinds=tuple(rows["kind"].to_list()),
+        lines=rows["line"].fill_null(0).cast(pl.Int64).to_numpy(),
+        attempts=rows["attempt"].cast(pl.Int64).to_numpy(),
+        epochs=rows["epoch"].fill_null(float("nan")).to_numpy(),
+        times=rows["time"].fill_null(float("nan")).to_numpy(),
+        cadence=cadence_of(steps),
+        step_unit=stored.step_unit,
+        resolution=stored.resolution,
+    )
+
+
+def series_frame(columns: Mapping[str, Sequence[Any]], values: Sequence[float | None]) -> pl.DataFrame:
+    """Build a frame of SERIES_SCHEMA from columns (those absent become null, `attempt` 0) and raw values.
+
+    `values` may hold NaN and infinities: they move to `kind` and leave null behind. None means "missing".
+    """
+    height = len(values)
+    raw = pl.Series("raw", values, dtype=pl.Float64, strict=False)
+    frame = pl.DataFrame({"raw": raw})
+    for name, dtype in SERIES_SCHEMA.items():
+        if name in ("value", "kind"):
+            continue
+        column = columns.get(name)
+        default = 0 if name == "attempt" else None
+        frame = frame.with_columns(
+            pl.lit(default, dtype=dtype).alias(name)
+            if column is None
+            else pl.Series(name, column, dtype=dtype, strict=False)
+        )
+    if frame.height != height:
+        raise ValueError("columns and values differ in length")
+    kind = (
+        pl.when(pl.col("raw").is_null()).then(pl.lit("missing"))
+        .when(pl.col("raw").is_nan()).then(pl.lit("nan"))
+        .when(pl.col("raw").is_infinite() & (pl.col("raw") > 0)).then(pl.lit("posinf"))
+        .when(pl.col("raw").is_infinite()).then(pl.lit("neginf"))
+        .otherwise(pl.lit("finite"))
+        .cast(KIND)
+    )  # fmt: skip
+    value = pl.when(pl.col("raw").is_finite()).then(pl.col("raw")).otherwise(None)
+    return frame.with_columns(kind.alias("kind"), value.alias("value")).select(list(SERIES_SCHEMA))
+
+
+def _settings_frame(run: str, settings: Iterable[Setting]) -> pl.DataFrame:
+    rows = [
+        (run, s.attempt, s.key, s.name, json.dumps(s.value, default=str), s.origin, s.source, s.line) for s in settings
+    ]
+    return pl.DataFrame(rows, schema=TABLES["settings"], orient="row")
+
+
+def _events_frame(events: Iterable[Event]) -> pl.DataFrame:
+    rows = [
+        (
+            e.kind,
+            e.attempt,
+            e.rank,
+            e.host,
+            e.time,
+            e.step,
+            e.text,
+            json.dumps(dict(e.data), default=str),
+            e.source,
+            e.line,
+        )
+        for e in events
+    ]
+    return pl.DataFrame(rows, schema=TABLES["events"], orient="row")
+
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with (what, done, total) while files are read; the command line draws a bar from it."""
