@@ -239,7 +239,7 @@ def _deliver(report: Report, targets: Sequence[tuple[str, Path | None]], *, forc
             written.append(str(path))
     piped = next((text for path, text in rendered if path is None), None)
     if piped is not None:
-        click.echo(piped)
+        click.echo(piped, nl=False)
     stream = sys.stderr if piped is not None else sys.stdout
     width = shutil.get_terminal_size((100, 24)).columns
     color = stream.isatty() and "NO_COLOR" not in os.environ

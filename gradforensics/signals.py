@@ -120,7 +120,7 @@ class Departure:
 def departure(values: np.ndarray, noise: float, rise: float) -> Departure | None:
     """Find a lasting departure upwards from the best level, or None.
 
-    noise: how many standard deviations of the noise around the best level the rise must exceed; rise: the least rise as
+    noise: how many standard deviations of the noise around a smooth curve the rise must exceed; rise: the least rise as
     a fraction of the larger of |best level| and the improvement from the first level to the best. The departure starts
     after the last point (rolling median of 3) that was still within that margin of the best level.
     """
@@ -129,11 +129,12 @@ def departure(values: np.ndarray, noise: float, rise: float) -> Departure | None
         return None
     window = max(3, min(101, n // 20)) | 1
     level = rolling_median(values, window)
+    # a fine-tune that is destroyed at once was at its best in the very first point
+    level[0] = min(level[0], values[0])
     best_index = int(np.argmin(level))
     best = float(level[best_index])
     end = float(np.median(values[-max(3, n // 10) :]))
-    around = values[max(0, best_index - 2 * window) : best_index + 2 * window + 1]
-    spread = max(noise_sd(around), noise_sd(values[: max(8, best_index + 1)]))
+    spread = noise_sd(values)
     scale = max(abs(best), float(np.median(values[:window])) - best)
     margin = max(noise * spread, rise * scale)
     if margin <= 0 or end - best <= margin:

@@ -294,6 +294,13 @@ class Evidence:
 
     def attempts(self, name: str, phase: Phase = "train") -> list[Series]:
         """The series split into its attempts, each sorted by step: only resume checks look at these."""
+        wanted = ("attempts", name, phase)
+        if wanted not in self._cache:
+            self._cache[wanted] = self._split(name, phase)
+        parts: list[Series] = self._cache[wanted]
+        return parts
+
+    def _split(self, name: str, phase: Phase) -> list[Series]:
         whole = self.series(name, phase)
         if whole is None:
             return []

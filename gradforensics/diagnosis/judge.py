@@ -77,7 +77,9 @@ class Verdict:
         )
 
     def verify(self) -> str:
-        """How to check the verdict, ready to paste."""
+        """How to check the verdict, ready to paste; empty where this version lacks the command."""
+        if not self.rule.verifiable:
+            return ""
         return fill(self.rule.verify, self.facts, quote_run=True) if self.outcome == "fired" else self.rule.verify
 
 

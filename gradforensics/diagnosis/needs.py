@@ -87,11 +87,10 @@ _ADVICE = {
     "lr": "Log the learning rate beside the loss (optimizer.param_groups[0]['lr']).",
     "grad_norm": "Log the gradient norm that torch.nn.utils.clip_grad_norm_ returns.",
     "loss_scale": "Log scaler.get_scale() beside the loss.",
-    "settings": "Keep the training arguments beside the logs (a JSON or YAML file), or pass them with --set key=value.",
     "console": "Keep the console output of the launch (tee train.log).",
     "kernel": "Keep dmesg (dmesg -T > dmesg.txt) of the hosts.",
-    "experiments": "Run gradforensics replay and pass its directory with --with.",
-    "batch": "Record batches with the recorder, or pass them with --data.",
+    "experiments": "Run the step again and compare; this version has no replay yet.",
+    "batch": "Keep token ids, labels and attention masks of some batches.",
     "environment": "Keep the output of python -m torch.utils.collect_env.",
 }
 
@@ -113,7 +112,7 @@ def advice(text: str) -> str:
             )
         return _ADVICE.get(need.name, f"Log {need.name} beside the loss.")
     if need.kind == "settings":
-        return f"{_ADVICE['settings'].split(', or')[0]}, or pass it: --set {need.name}=VALUE."
+        return f"Keep {need.name} in a configuration file beside the logs, or pass --set {need.name}=VALUE."
     if need.kind in ("events", "experiments"):
         return _ADVICE["experiments" if need.kind == "experiments" else need.name]
     if need.name in ("checkpoints", "tensors", "moments", "travels", "groups"):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from gradforensics import COMMANDS
 from gradforensics.diagnosis import needs as needs_
 from gradforensics.diagnosis.checks import CHECKS
 from gradforensics.diagnosis.vocabulary import Check, Fact
@@ -120,6 +121,12 @@ class Rule:
     def title(self) -> str:
         """The English title."""
         return self.texts["en", None].title
+
+    @property
+    def verifiable(self) -> bool:
+        """Whether `verify` is prose or a command that this version has."""
+        words = self.verify.split()
+        return bool(words) and (words[0] != "gradforensics" or words[1] in COMMANDS)
 
     @property
     def variants(self) -> tuple[str, ...]:

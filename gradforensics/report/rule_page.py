@@ -37,7 +37,8 @@ def _lines(rule: Rule, language: Language) -> Iterator[str]:
     yield from _section("Look-alikes", _items(f"{a.case}: {a.tell}" for a in rule.look_alikes))
     yield from _section("May lead to", _items(rule.leads_to))
     yield from _section("Can be a false alarm", _items(rule.false_alarms))
-    yield from _section("Verify", _items([rule.verify] if rule.verify else []))
+    verify = rule.verify if rule.verifiable else f"{rule.verify} (not in this version)"
+    yield from _section("Verify", _items([verify] if rule.verify else []))
     yield from _section("Parameters", _parameters(rule))
     yield from _section("References", _items(rule.references))
 

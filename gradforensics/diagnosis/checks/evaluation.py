@@ -62,7 +62,7 @@ def _train_falls(evidence: Evidence, since: int) -> tuple[float, float] | Missin
 
 
 @check(
-    needs=["series:eval/loss:points>=5", "series:loss"],
+    needs=["series:loss"],
     facts=["rise", "best_step", "best", "end", "wasted", "train_then", "train_now", "sets"],
 )
 def eval_rises(evidence: Evidence, *, rise: float, errors: float, evals: int, accuracy: str) -> Answer:
@@ -119,6 +119,8 @@ def _accuracy_kept(evidence: Evidence, held_out: Series, best: int) -> bool:
 def old_task_forgotten(evidence: Evidence, *, rise: float, errors: float, evals: int) -> Answer:
     """The loss of an evaluation set named as the old or general task rises while another one falls."""
     losses = _losses(evidence)
+    if not losses:
+        return Missing("series:eval/loss:points>=5")
     old = [s for s in losses if _OLD_TASK.search(s.tag)]
     new = [s for s in losses if s not in old]
     if not old or not new:

@@ -25,22 +25,57 @@ def _step_of(series: Series | None) -> tuple[int, int] | None:
     return None if index is None else (index, int(series.steps[index]))
 
 
-@check(needs=["series:loss"], facts=["kind", "points"])
+@check(needs=["series:loss", "series:grad_norm"], facts=["kind", "points"])
 def loss_nonfinite_first(evidence: Evidence) -> Answer:
-    """The loss is NaN or infinite for good, and no gradient norm was before it."""
+    """The loss is NaN or infinite for good, and the gradient norm of the step before was finite: the forward pass came first.
+
+    Only a log of every step can tell: in a mean over several steps, and without a gradient norm, a NaN gradient may have
+    come first.
+    """
+    return _loss_first(evidence, certain=True)
+
+
+@check(needs=["series:loss"], facts=["kind", "points"])
+def loss_nonfinite(evidence: Evidence) -> Answer:
+    """The loss is NaN or infinite for good, and the log does not show whether the forward or the backward pass came first."""
+    return _loss_first(evidence, certain=False)
+
+
+def _loss_first(evidence: Evidence, *, certain: bool) -> Answer:
     for loss, norm in _by_attempt(evidence):
         bad, bad_norm = _step_of(loss), _step_of(norm)
-        if loss is not None and bad is not None and (bad_norm is None or bad_norm[1] >= bad[1]):
+        if loss is None or bad is None or (bad_norm is not None and bad_norm[1] < bad[1]):
+            continue
+        before = bool(norm is not None and norm.finite[norm.steps == bad[1] - 1].any())
+        if (before and loss.step_unit == "step") == certain:
             return [hit_at(loss, bad[0], kind=_word(loss.kinds[bad[0]]), points=int(loss.bad.sum()))]
     return []
 
 
 @check(needs=["series:grad_norm"], facts=["kind", "points", "loss_there"])
-def gradient_nonfinite_first(evidence: Evidence) -> Answer:
-    """The gradient norm is NaN or infinite for good while the loss was still finite: the backward pass came first."""
+def gradient_nonfinite_first(evidence: Evidence, *, points: int) -> Answer:
+    """The gradient norm is NaN or infinite for good and the loss became so later: the backward pass came first."""
+    return _gradient_first(evidence, points, masked=False)
+
+
+@check(needs=["series:grad_norm", "series:loss"], facts=["kind", "points", "loss_there"])
+def gradient_nonfinite_beside_finite_loss(evidence: Evidence, *, points: int) -> Answer:
+    """The gradient norm is NaN or infinite for good and the loss stays finite beside it for `points` points or more.
+
+    Weights cannot take such gradients and give a finite loss: the loss is masked, or the steps are skipped. Where the
+    value was made cannot be told from this log.
+    """
+    return _gradient_first(evidence, points, masked=True)
+
+
+def _gradient_first(evidence: Evidence, points: int, *, masked: bool) -> Answer:
     for loss, norm in _by_attempt(evidence):
         bad, bad_loss = _step_of(norm), _step_of(loss)
         if norm is None or bad is None or (bad_loss is not None and bad_loss[1] <= bad[1]):
+            continue
+        until = bad_loss[1] if bad_loss is not None else np.inf
+        beside = 0 if loss is None else int(((loss.steps >= bad[1]) & (loss.steps < until) & loss.finite).sum())
+        if (beside >= points) != masked:
             continue
         there = None
         if loss is not None and len(loss.good):
@@ -52,17 +87,28 @@ def gradient_nonfinite_first(evidence: Evidence) -> Answer:
 
 @check(needs=["series:loss"], facts=["kind", "points"])
 def nonfinite_isolated(evidence: Evidence) -> Answer:
-    """Single NaN or infinite losses with finite values after them: a batch without a label, a skipped step.
+    """Single NaN or infinite losses with finite values after them, where the gradient norm is not known to be 0.
 
     Infinite gradient norms alone are not counted: a loss scaler meets them while it searches its scale.
     """
+    return _single_bad_losses(evidence, gradient_zero=False)
+
+
+@check(needs=["series:loss", "series:grad_norm"], facts=["kind", "points"])
+def batch_without_labels(evidence: Evidence) -> Answer:
+    """Single NaN losses at which the gradient norm is exactly 0: the mean over no label at all is 0/0 (detector D35)."""
+    return _single_bad_losses(evidence, gradient_zero=True)
+
+
+def _single_bad_losses(evidence: Evidence, *, gradient_zero: bool) -> list[Hit]:
     hits: list[Hit] = []
-    for loss, _ in _by_attempt(evidence):
+    for loss, norm in _by_attempt(evidence):
         if loss is None or not loss.bad.any():
             continue
         lasting = lasting_bad(loss)
-        single = np.flatnonzero(loss.bad[: lasting if lasting is not None else len(loss)])
-        hits += [hit_at(loss, int(i), kind=_word(loss.kinds[int(i)]), points=len(single)) for i in single]
+        still = set() if norm is None else set(norm.steps[norm.values == 0].tolist())
+        single = [int(i) for i in np.flatnonzero(loss.bad[:lasting]) if (int(loss.steps[i]) in still) == gradient_zero]
+        hits += [hit_at(loss, i, kind=_word(loss.kinds[i]), points=len(single)) for i in single]
     return hits
 
 
@@ -72,8 +118,8 @@ def eval_nonfinite_only(evidence: Evidence) -> Answer:
     loss, held_out = evidence.series("loss"), evidence.series("loss", "eval")
     if loss is None or held_out is None:
         return Missing("series:eval/loss", "series:loss")
-    start = lasting_bad(held_out, run=2)
-    if start is None or loss.bad.any():
+    start = lasting_bad(held_out)
+    if start is None or len(held_out) - start < 2 or loss.bad.any():
         return []
     return [hit_at(held_out, start, kind=_word(held_out.kinds[start]), points=int(held_out.bad.sum()))]
 
@@ -155,11 +201,13 @@ def loss_exactly_zero(evidence: Evidence, *, points: int, before: float) -> Answ
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
-    if loss.resolution > 0:
-        return Missing("series:loss with all its digits")
     nonzero = np.flatnonzero(loss.values != 0)
     start = int(nonzero[-1]) + 1 if len(nonzero) else 0
     if start == 0 or len(loss) - start < points:
         return []
     level = float(np.median(loss.values[max(0, start - 5) : start]))
-    return [hit_at(loss, start, points=len(loss) - start, before=level)] if level > before else []
+    if level <= before:
+        return []
+    if loss.resolution > 0:
+        return Missing("series:loss with all its digits")
+    return [hit_at(loss, start, points=len(loss) - start, before=level)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
@@ -14,7 +15,8 @@ from gradforensics.tables import Evidence, Series
 
 _ADAM = re.compile(r"adam|lamb|adafactor", re.IGNORECASE)
 _CYCLIC = re.compile(r"restart|cycl|sgdr|plateau|one_?cycle", re.IGNORECASE)
-_CLOSE = 0.01  # two learning rates within 1 % of the peak are the same rate: printed digits, off-by-one steps
+_STILL = 1e-6  # relative; float32 rates that a log prints from one and the same number differ by less
+_MOST_STEPS = 256  # accumulation steps, processes or batches per epoch that a wrong stepping is looked for
 
 
 def _rates(evidence: Evidence, *, steps: bool = False) -> Series | Missing:
@@ -50,8 +52,8 @@ def lr_identically_zero(evidence: Evidence, *, share: float) -> Answer:
 def stands_still_at_tiny_lr(evidence: Evidence, *, tiny: float, change: float, errors: float) -> Answer:
     """The loss does not fall over the whole record, and the learning rate never exceeds `tiny` (and is not 0).
 
-    change: total improvement, as a fraction of the level, that still counts as standing still; errors: the slope must
-    lie within so many of its standard errors of 0, or the change below the limit decides alone.
+    change: improvement from the first to the last tenth, as a fraction of the level, that still counts as standing
+    still; errors: so does one within so many standard errors.
     """
     loss, lr = descending_loss(evidence), _rates(evidence)
     if isinstance(loss, Missing) or isinstance(lr, Missing):
@@ -60,9 +62,12 @@ def stands_still_at_tiny_lr(evidence: Evidence, *, tiny: float, change: float, e
     if not 0 < peak <= tiny:
         return []
     level = float(np.median(loss.values))
-    trend = signals.slope(loss.steps, loss.values)
-    moved = -trend.per_step * float(loss.steps[-1] - loss.steps[0]) / max(abs(level), 1e-12)
-    if moved > change and trend.significant < -errors:
+    part = max(5, len(loss) // 10)
+    fallen = float(np.median(loss.values[:part]) - np.median(loss.values[-part:]))
+    # the median of k points of normal noise has a standard error of sqrt(pi / 2k) sd; two of them are compared
+    doubt = signals.noise_sd(loss.values) * math.sqrt(math.pi / part)
+    moved = fallen / max(abs(level), 1e-12)
+    if moved > change and fallen > errors * doubt:
         return []
     return [hit_at(loss, 0, peak=peak, change=moved, level=level)]
 
@@ -104,16 +109,16 @@ def _departs(schedule: Schedule, lr: Series, tolerance: float, share: float, spe
     return off if float(off.mean()) > share else None
 
 
-def _best_speed(evidence: Evidence, schedule: Schedule, lr: Series, tolerance: float, share: float) -> float | None:
+def _best_speed(schedule: Schedule, lr: Series, tolerance: float, share: float) -> float | None:
     """The factor at which the schedule was stepped too fast or too slowly, or None where none explains the log."""
-    known = {evidence.number("gradient_accumulation_steps"), evidence.number("world_size")}
-    whole = {2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 16.0, 32.0, 64.0, *(k for k in known if k and k > 1)}
+    few = lr.where(np.isin(np.arange(len(lr)), np.linspace(0, len(lr) - 1, 400).astype(int)))
     fits = [
-        (float(np.mean(worst_departure(schedule, lr.steps, lr.values, k))), k)
-        for k in (*whole, *(1 / k for k in whole))
-        if _departs(schedule, lr, tolerance, share, k) is None
+        (float(np.mean(worst_departure(schedule, few.steps, few.values, speed))), speed)
+        for k in range(2, _MOST_STEPS + 1)
+        for speed in (float(k), 1.0 / k)
     ]
-    return min(fits)[1] if fits else None
+    best = min(fits)[1]
+    return best if _departs(schedule, lr, tolerance, share, best) is None else None
 
 
 @check(
@@ -132,7 +137,7 @@ def schedule_warped(evidence: Evidence, *, tolerance: float, share: float, direc
     off = _departs(schedule, lr, tolerance, share)
     if off is None or _is_constant(schedule, lr):
         return []
-    speed = _best_speed(evidence, schedule, lr, tolerance, share)
+    speed = _best_speed(schedule, lr, tolerance, share)
     if speed is None or (speed > 1) != (direction == "faster"):
         return []
     worst = float(worst_departure(schedule, lr.steps, lr.values).max())
@@ -149,7 +154,7 @@ def _is_constant(schedule: Schedule, lr: Series) -> bool:
     if len(after) < 5:
         return False
     expected = schedule.at(after.steps)
-    still = float(np.ptp(after.values)) <= _CLOSE * max(float(after.values.max()), 1e-30)
+    still = float(np.ptp(after.values)) <= max(_STILL * float(after.values.max()), lr.resolution)
     return still and float(np.ptp(expected)) > 0.1 * schedule.peak and float(after.values.max()) > 0
 
 
@@ -185,7 +190,7 @@ def schedule_departs(evidence: Evidence, *, tolerance: float, share: float) -> A
         return both
     schedule, lr = both
     off = _departs(schedule, lr, tolerance, share)
-    if off is None or _is_constant(schedule, lr) or _best_speed(evidence, schedule, lr, tolerance, share) is not None:
+    if off is None or _is_constant(schedule, lr) or _best_speed(schedule, lr, tolerance, share) is not None:
         return []
     worst = float(worst_departure(schedule, lr.steps, lr.values).max())
     return [hit_at(lr, int(np.flatnonzero(off)[0]), scheduler=schedule.name, departure=worst)]

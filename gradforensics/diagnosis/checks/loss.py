@@ -166,17 +166,17 @@ def rises_to_nonfinite(evidence: Evidence, *, growth: float, points: int) -> Ans
     return []
 
 
-def lasting_bad(series: Series, run: int = 3) -> int | None:
-    """Index of the first non-finite point of a run of at least `run`, or of one that lasts to the end; None without."""
+def lasting_bad(series: Series) -> int | None:
+    """Index of the first point from which on the series is non-finite to its end, or nearly so (nine points in ten).
+
+    A non-finite stretch that ends is none: weights that had taken it would not give finite values again.
+    """
     bad = series.bad
     if not bad.any():
         return None
-    start = signals.first_run(bad, run)
-    good = np.flatnonzero(~bad)
-    tail = int(good[-1]) + 1 if len(good) else 0
-    if tail < len(series):
-        return tail if start is None else min(start, tail)
-    return start
+    share = np.cumsum(bad[::-1])[::-1] / np.arange(len(bad), 0, -1)
+    found = np.flatnonzero(bad & (share >= 0.9))
+    return int(found[0]) if len(found) and bad[-1] else None
 
 
 def predicts_tokens(evidence: Evidence) -> bool:
@@ -187,6 +187,12 @@ def predicts_tokens(evidence: Evidence) -> bool:
     if _TOKEN_MODELS.search(f"{evidence.setting('task_type')} {evidence.setting('architectures')}"):
         return True
     return any(s.reader in _TOKEN_READERS for s in evidence.sources)
+
+
+def _as_long(evidence: Evidence, name: str, loss: Series) -> bool:
+    """Whether this series goes along with the loss; a summary row at the end does not."""
+    other = evidence.series(name)
+    return other is not None and 2 * len(other) >= len(loss)
 
 
 @check(needs=["series:loss:points>=30"], facts=["start", "chance", "level", "vocabulary"])
@@ -204,24 +210,29 @@ def starts_worse_than_chance(
 
     Without a known vocabulary the start must exceed the ln V of `largest_vocabulary`, and the level `park` x ln of
     `usual_vocabulary`. Starts above `most` x ln V are sums, not means, and another fault. drift: the largest change
-    over the last half, as a fraction of the level, that still counts as flat.
+    between the first quarter and the end, as a fraction of the level, that still counts as flat.
     """
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
     if not predicts_tokens(evidence):
         return Missing("settings:vocab_size")
-    parts = [n for n in evidence.names("train") if n != "loss" and "loss" in n and "loss_scale" not in n]
+    parts = [
+        n
+        for n in evidence.names("train")
+        if n not in ("loss", "loss_scale") and "loss" in n and _as_long(evidence, n, loss)
+    ]
     if parts:
         return Missing(f"a loss that is one mean over tokens (this one has parts: {', '.join(parts[:3])})")
     vocabulary = evidence.number("vocab_size")
     chance = math.log(vocabulary or largest_vocabulary)
     start = float(np.median(loss.values[:3]))
-    half = loss.where(np.arange(len(loss)) >= len(loss) // 2)
-    level = float(np.median(half.values))
-    change = abs(signals.slope(half.steps, half.values).per_step) * float(half.steps[-1] - half.steps[0])
+    width = max(3, len(loss) // 20)
+    quarter = len(loss) // 4
+    early = float(np.median(loss.values[quarter - width : quarter + width]))
+    level = float(np.median(loss.values[-2 * width :]))
     low = park * math.log(vocabulary or usual_vocabulary)
     over = start > (excess * chance if vocabulary else chance) and start < most * chance
-    if not over or not low <= level < chance or change > drift * level:
+    if not over or not low <= level < chance or abs(early - level) > drift * level:
         return []
     return [hit_at(loss, 0, start=start, chance=chance, level=level, vocabulary=vocabulary)]

@@ -23,37 +23,43 @@ def _search_end(scale: Series) -> int:
 
 @check(needs=["series:loss_scale:points>=10"], facts=["lowest", "from_scale", "backoffs"])
 def loss_scale_collapsed(evidence: Evidence, *, floor: float, backoffs: int) -> Answer:
-    """The loss scale falls below `floor`, or by `backoffs` halvings from a settled level without coming back (D33)."""
+    """The loss scale falls below `floor`, or is halved `backoffs` times (nearly) in a row after its opening search (D33)."""
     scale = evidence.series("loss_scale")
     if scale is None or len(scale.good) < 10:
         return Missing("series:loss_scale:points>=10")
     scale = scale.good
     settled = _search_end(scale)
-    values = scale.values[settled:]
+    values, steps = scale.values[settled:], scale.steps[settled:]
     if len(values) < 2 or float(values.max()) <= 0:
         return []
-    top = int(np.argmax(values))
-    lowest = float(values[top:].min())
-    fallen = math.log2(float(values[top]) / lowest) if lowest > 0 else math.inf
-    last = float(values[-1])
-    back = last >= float(values[top]) / 2 ** (backoffs - 1)
-    if lowest >= floor and (fallen < backoffs or back):
+    below = np.flatnonzero(values < floor)
+    end = int(below[0]) if len(below) else _fall(values, steps, backoffs)
+    if end is None:
         return []
-    first = settled + top + int(np.argmax(values[top:] < values[top]))
-    return [
-        hit_at(
-            scale, first, lowest=lowest, from_scale=float(values[top]), backoffs=round(fallen) if fallen < 1e6 else None
-        )
-    ]
+    top = float(values[: end + 1].max())
+    # the fall starts after the last point that was still within one halving of the highest scale
+    first = int(np.flatnonzero(values[:end] >= top / 2)[-1]) + 1
+    lowest = float(values[end:].min())
+    halvings = round(math.log2(top / lowest)) if lowest > 0 else None
+    return [hit_at(scale, settled + first, lowest=lowest, from_scale=top, backoffs=halvings)]
+
+
+def _fall(values: np.ndarray, steps: np.ndarray, backoffs: int) -> int | None:
+    """Index at which the scale had been halved `backoffs` times within twice as many steps, or None."""
+    for end in range(1, len(values)):
+        since = int(np.searchsorted(steps, steps[end] - 2 * backoffs))
+        if values[end] > 0 and values[since] >= values[end] * 2**backoffs:
+            return end
+    return None
 
 
 @check(needs=["series:loss_scale:points>=50"], facts=["count", "rate", "steps"])
 def backoffs_unprovoked(evidence: Evidence, *, rate: float, least: int, grace: int) -> Answer:
     """The loss scale is cut again and again although it had not just been raised.
 
-    Then gradients leave the range of fp16 by themselves: a healthy scaler backs off only in its opening search and right
-    after it doubled the scale (within `grace` logged points). rate: cuts per step that count; least: how many there must
-    be.
+    Then gradients leave the range of fp16 by themselves: a healthy scaler backs off only in its opening search and
+    right after it doubled the scale (within `grace` logged points). rate: cuts per step that count; least: how many
+    there must be.
     """
     scale = evidence.series("loss_scale")
     if scale is None or len(scale.good) < 50:

@@ -1,0 +1,85 @@
+"""Start-up, as ratios to a bare interpreter: `--help` and a log-only analysis of 300 steps.
+
+    python benchmarks/startup.py [--runs 15]
+
+Every figure is the median over runs that alternate between the commands, so that a machine that changes its speed does not
+change the ratio. Limits: --help 5x, analyze 40x; exit code 1 where one is exceeded. Also says which heavy modules the
+analysis imported; none of torch, scipy and rich may be among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+LIMITS = {"--help": 5.0, "analyze": 40.0}
+FORBIDDEN = ("torch", "scipy", "rich")
+
+
+def write_run(folder: Path, steps: int = 300) -> None:
+    """A log of `steps` rows as JSON lines, a healthy decay with a learning rate and a gradient norm."""
+    folder.mkdir()
+    with (folder / "train.jsonl").open("w") as file:
+        for step in range(1, steps + 1):
+            loss = 2.9 + 1.3 * math.exp(-step / 60) + 0.03 * math.sin(step * 1.7)
+            row = {
+                "step": step,
+                "loss": loss,
+                "grad_norm": 1.0 + 0.2 * math.cos(step * 2.3),
+                "lr": 3e-4 * (1 - step / 301),
+            }
+            file.write(json.dumps(row) + "\n")
+
+
+def seconds(command: list[str], folder: str) -> float:
+    """Wall time of one process."""
+    start = time.perf_counter()
+    subprocess.run(command, cwd=folder, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def imported(arguments: list[str], folder: str) -> list[str]:
+    """Top-level names of FORBIDDEN that the command imported."""
+    code = f"import sys; from gradforensics.cli import main; main({arguments!r}); print([m for m in {FORBIDDEN!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True)
+    found: list[str] = json.loads(done.stdout.strip().splitlines()[-1].replace("'", '"'))
+    return found
+
+
+def main() -> int:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=15)
+    runs: int = parser.parse_args().runs
+    with tempfile.TemporaryDirectory() as folder:
+        write_run(Path(folder) / "run")
+        analyze = ["analyze", "run", "-o", "report.html"]
+        tool = [sys.executable, "-m", "gradforensics"]
+        commands = {"pass": [sys.executable, "-c", "pass"], "--help": [*tool, "--help"], "analyze": [*tool, *analyze]}
+        taken: dict[str, list[float]] = {name: [] for name in commands}
+        for turn in range(runs + 1):
+            for name, command in commands.items():
+                spent = seconds(command, folder)
+                if turn:  # the first turn warms the caches
+                    taken[name].append(spent)
+        heavy = imported(analyze, folder)
+    middle = {name: statistics.median(values) for name, values in taken.items()}
+    failed = bool(heavy)
+    for name, value in middle.items():
+        ratio = value / middle["pass"]
+        limit = LIMITS.get(name)
+        failed = failed or (limit is not None and ratio > limit)
+        print(f"{name:10} {value * 1000:7.0f} ms  {ratio:5.1f}x" + (f"  (limit {limit:.0f}x)" if limit else ""))
+    print(f"heavy imports of analyze: {', '.join(heavy) or 'none'}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""One file of a run directory: what it is, its text, its lines. Opened read-only, read no further than is asked for."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import io
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+HASH_LIMIT = 64 << 20
+HEAD_BYTES = 64 << 10
+CHUNK_BYTES = 4 << 20
+LINE_LIMIT = 64 << 10
+TEXT_LIMIT = 512 << 20
+
+_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
+_LFS = b"version https://git-lfs.github.com/spec"
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; OSError for anything else (a pipe would block for ever)."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+@dataclass(eq=False)
+class File:
+    """A regular file of the input; `name` is its path relative to the input, `alone` that the user named it himself."""
+
+    path: Path
+    name: str
+    size: int
+    alone: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def base(self) -> str:
+        """Lower-case file name without a final .gz."""
+        low = PurePosixPath(self.name).name.lower()
+        return low.removesuffix(".gz") if self.gzipped else low
+
+    @property
+    def suffix(self) -> str:
+        """Lower-case suffix, again without .gz."""
+        return PurePosixPath(self.base).suffix
+
+    @property
+    def gzipped(self) -> bool:
+        """Whether the name says that the content is gzip."""
+        return self.name.lower().endswith(".gz")
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first 64 KiB of the (uncompressed) content."""
+        with self._open() as stream:
+            return _read(stream, HEAD_BYTES)
+
+    @cached_property
+    def is_lfs_pointer(self) -> bool:
+        """Whether only the pointer of a git-LFS file is here."""
+        return self.head.startswith(_LFS)
+
+    @cached_property
+    def encoding(self) -> str:
+        """The encoding that a byte order mark names, else UTF-8."""
+        return next((name for mark, name in _BOMS if self.head.startswith(mark)), "utf-8")
+
+    @cached_property
+    def is_text(self) -> bool:
+        """Whether the head looks like text; stray bytes of another encoding or terminal controls are allowed."""
+        if self.encoding != "utf-8":
+            return True
+        head = self.head
+        controls = len(head) - len(head.translate(None, _CONTROL))
+        return b"\0" not in head and controls * 20 <= len(head)
+
+    @cached_property
+    def start(self) -> str:
+        """The head as text; its last line may be cut."""
+        return self.head.decode(self.encoding, errors="replace").lstrip("\ufeff")
+
+    def text(self) -> str:
+        """The whole content as text; ValueError where it is larger than any file of its kind would be."""
+        with self._open() as stream:
+            data = _read(stream, TEXT_LIMIT + 1)
+        if len(data) > TEXT_LIMIT:
+            raise ValueError(f"larger than {TEXT_LIMIT >> 20} MiB")
+        return data.decode(self.encoding, errors="replace").lstrip("\ufeff")
+
+    def lines(self, limit: int | None = None) -> Iterator[tuple[int, str]]:
+        """(line number, text) of every line, read in chunks.
+
+        Carriage returns stay inside the line (they separate the states of a progress bar); a line longer than 64 KiB
+        is given in part: its beginning and its end. `limit` bounds the bytes that are read.
+        """
+        decoder = codecs.getincrementaldecoder(self.encoding)(errors="replace")
+        number, done, rest = 1, 0, ""
+        with self._open() as stream:
+            while chunk := _read(stream, CHUNK_BYTES):
+                done += len(chunk)
+                parts = (rest + decoder.decode(chunk)).split("\n")
+                rest = parts.pop()
+                if len(rest) > 2 * LINE_LIMIT:
+                    rest = _shorten(rest)
+                for part in parts:
+                    yield number, part if len(part) <= LINE_LIMIT else _shorten(part)
+                    number += 1
+                if limit is not None and done >= limit:
+                    return
+        rest += decoder.decode(b"", final=True)
+        if rest:
+            yield number, _shorten(rest) if len(rest) > LINE_LIMIT else rest
+
+    def digest(self) -> str | None:
+        """SHA-256 of the file as it lies on disk, None above 64 MB."""
+        if self.size > HASH_LIMIT:
+            return None
+        found = hashlib.sha256()
+        with open_regular(self.path) as stream:
+            while chunk := stream.read(1 << 20):
+                found.update(chunk)
+        return found.hexdigest()
+
+    def _open(self) -> io.BufferedIOBase:
+        stream = open_regular(self.path)
+        return gzip.GzipFile(fileobj=stream) if self.gzipped else stream  # type: ignore[return-value]
+
+
+def _read(stream: io.BufferedIOBase, size: int) -> bytes:
+    """Up to `size` bytes; what precedes the damage of a broken gzip file."""
+    parts: list[bytes] = []
+    try:
+        while size > 0 and (part := stream.read(min(size, CHUNK_BYTES))):
+            parts.append(part)
+            size -= len(part)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        pass
+    return b"".join(parts)
+
+
+def _shorten(line: str) -> str:
+    return line[: LINE_LIMIT // 2] + "\r" + line[-LINE_LIMIT // 2 :]
+
+
+def plain(line: str) -> str:
+    """The line without terminal colours and other escape sequences."""
+    return _ANSI.sub("", line) if "\x1b" in line else line

@@ -1,0 +1,306 @@
+"""The grammar of console lines: Python dicts as the Trainer prints them, and "key: value" pairs of any spelling."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from gradforensics.evidence import names, numbers
+from gradforensics.tables import Phase
+
+_DICT = re.compile(r"\{(?:'[^'{}]+'|\"[^\"{}]+\"):[^{}]*\}")
+_ITEM = re.compile(r"(?:'([^'{}]+)'|\"([^\"{}]+)\"):\s*(?:'([^']*)'|\"([^\"]*)\"|((?:[^,(]|\([^)]*\))+))")
+_BAR = re.compile(r"(\d+)/(\d+) \[")
+_MOMENT = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,]\d+)?")
+_ETA = re.compile(r"(?i)\beta:?\s*=?\s*((?:\d+ days?,? )?\d+:\d\d(?::\d\d)?)")
+_CLOCK = re.compile(r"\d+:\d\d(?::\d\d)?(?:[.,]\d+)?")
+_VALUE = re.compile(
+    r"(?<![\w.])(?P<number>[-+]?(?:\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN][aA][nN]|[iI]nf(?:inity)?))"
+    r"(?:(?P<unit>%|ms|s|it/s|s/it|[KMG]i?B|k|K|M)(?![\w]))?(?![\w]|\.\d)(?:\s?/\s*(?P<total>\d+))?"
+)
+_UNIT_NAN = re.compile(r"[:=]\s?nan(?:ms|s)\b")
+_CUT = re.compile(r"[,;|\[\](){}<>:=\"'*#]|\s-+\s|^-+\s|--+")
+_NAME = re.compile(r"[A-Za-z_][\w./@%\- ]*$")
+_IN_BRACKETS = re.compile(r"\s*\((\w{1,8}(?:/\w{1,8})?)\)$")
+_LEADING = re.compile(r"^[^A-Za-z]*(\w+)\b")
+_TUTORIAL = re.compile(r"^\s*\[(\d+),\s*(\d+)\]\s+(?=\w*loss)")
+
+_SAMPLES = re.compile(r"\[\s*\d+/\d+ \(\s*\d+(?:\.\d+)?%\)\]")  # "[640/60000 (1%)]" of the PyTorch examples
+
+_STEPS = {
+    "global_step": 0,
+    "global step": 0,
+    "step": 1,
+    "steps": 1,
+    "iter": 1,
+    "iters": 1,
+    "iteration": 1,
+    "it": 1,
+    "update": 1,
+    "num_updates": 1,
+    "training step": 1,
+    "train step": 1,
+    "batch": 2,
+}
+_EPOCHS = frozenset({"epoch", "ep", "epochs"})
+_SKIPPED = frozenset(
+    {
+        "eta",
+        "v_num",
+        "in",
+        "rank",
+        "pid",
+        "seed",
+        "time",
+        "data",
+        "day",
+        "days",
+        "elapsed",
+        "remaining",
+        "world",
+        "port",
+        "line",
+        "gpu",
+        "version",
+    }
+)
+
+
+@dataclass
+class Line:
+    """What one line says: where the training stands, and values with their spelling.
+
+    bare: the step is the "N/M" of a bar and has no name; samples: that bar counts samples; has_metric: a value is a
+    loss or a metric that only a training logs; evaluation: a name or the first word speaks of one; quoted: the
+    numbers are strings, which the Trainer prints with four significant digits.
+    """
+
+    step: int | None = None
+    total: int | None = None
+    bare: bool = False
+    samples: bool = False
+    epoch: float | None = None
+    epochs: int | None = None
+    phase: Phase | None = None
+    values: dict[str, float | None] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    has_metric: bool = False
+    evaluation: bool = False
+    quoted: bool = False
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The role of every number in lines that differ in their numbers only."""
+
+    step: int | None
+    total: int | None
+    bare: bool
+    samples: bool
+    epoch: int | None
+    epochs: int | None
+    tags: tuple[tuple[int, str], ...]
+    phase: Phase | None
+    has_metric: bool
+    evaluation: bool
+
+
+_plans: dict[str, _Plan] = {}
+_MOST_PLANS = 20_000
+
+
+def promising(line: str) -> bool:
+    """A cheap first look: whether a line could hold a loss, a metric or a step header."""
+    return (
+        "loss" in line or "Loss" in line or "LOSS" in line or "trl:" in line or "tel:" in line or "eval:" in line
+        or "ppl" in line or "erplexity" in line or "ccuracy" in line or "acc" in line or "Acc" in line
+        or "eward" in line
+    )  # fmt: skip
+
+
+def bar(line: str) -> tuple[int, int] | None:
+    """(done, total) of a tqdm bar."""
+    found = _BAR.search(line) if " [" in line and "/" in line else None
+    return (int(found[1]), int(found[2])) if found and len(found[2]) < 16 and len(found[1]) < 16 else None
+
+
+def seconds_left(line: str) -> float | None:
+    """The line's own estimate of the time left."""
+    found = _ETA.search(line)
+    return numbers.clock_seconds(found[1]) if found else None
+
+
+def moment(line: str) -> float | None:
+    """Unix seconds of the first date and time in the line, read as UTC where no zone is named."""
+    found = _MOMENT.search(line)
+    if not found:
+        return None
+    try:
+        year, month, day, hour, minute, second = (int(part) for part in found.groups())
+        return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def read_dict(line: str) -> Line | None:
+    """A dict that the Trainer printed ({'loss': 2.31, 'grad_norm': nan, 'epoch': 0.03}), or None."""
+    for match in _DICT.finditer(line):
+        found = Line()
+        strange = 0
+        for item in _ITEM.finditer(match[0][1:-1]):
+            key = item[1] or item[2]
+            text = next(t for t in item.groups()[2:] if t is not None).strip()
+            try:
+                value = numbers.parse_number(text)
+            except ValueError:
+                strange += numbers.clock_seconds(text) is None
+                continue
+            if key == "step":
+                found.step = numbers.whole(value)
+            elif key == "epoch":
+                found.epoch = value
+            else:
+                found.values[key], found.texts[key] = value, text
+                found.quoted = item[5] is None
+        losses = any(names.is_loss(key) for key in found.values) or "train_runtime" in found.values
+        placed = found.epoch is not None and any(_known(key) for key in found.values)
+        if (losses or placed) and strange <= len(found.values):
+            return found
+    return None
+
+
+def read_pairs(line: str) -> Line:
+    """All "key: value", "key=value" and "key value" pairs of a line that can belong to a training."""
+    text = line
+    if ":" in line:
+        text = _CLOCK.sub(_blank, _MOMENT.sub(_blank, line))
+        if "nan" in line:
+            text = _UNIT_NAN.sub(_blank, text)
+    matches = list(_VALUE.finditer(text))
+    said: list[str] = []
+    pieces: list[str] = []
+    end = 0
+    for match in matches:
+        start, stop = match.span("number")
+        pieces.append(text[end:start])
+        said.append(text[start:stop])
+        end = stop
+    pieces.append(text[end:])
+    skeleton = "\0".join(pieces)
+    plan = _plans.get(skeleton)
+    if plan is None:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        plan = _plans[skeleton] = _make_plan(text, matches)
+    found = Line(phase=plan.phase, has_metric=plan.has_metric, evaluation=plan.evaluation)
+    if plan.step is not None:
+        found.step = numbers.whole(_float(said[plan.step]))
+        found.total, found.bare, found.samples = plan.total, plan.bare, plan.samples
+    if plan.epoch is not None:
+        found.epoch, found.epochs = _float(said[plan.epoch]), plan.epochs
+    for index, tag in plan.tags:
+        found.texts[tag] = said[index]
+        found.values[tag] = _float(said[index])
+    return found
+
+
+def _float(text: str) -> float:
+    return float(text.replace(",", "") if "," in text else text)
+
+
+def _make_plan(text: str, matches: list[re.Match[str]]) -> _Plan:
+    step: int | None = None
+    total: int | None = None
+    bare = False
+    epoch: int | None = None
+    epochs: int | None = None
+    tags: dict[str, int] = {}
+    best = 9
+    end = 0
+    if _TUTORIAL.match(text):  # "[3, 2000] loss: 0.51" of the PyTorch tutorial: epoch and step
+        epoch, step, best = 0, 1, 0
+    for index, match in enumerate(matches):
+        key, explicit = _key(text[end : match.start()])
+        if match["number"][-1].isalpha() and not explicit and not _tag(key, explicit):
+            continue  # a word: "number of nan iterations: 0"
+        end = match.end()
+        whole = match["number"].lstrip("+").replace(",", "").isdigit()
+        limit = int(match["total"]) if match["total"] and len(match["total"]) < 16 else None
+        word = key.rpartition(" ")[2]
+        rank = _STEPS.get(key, _STEPS.get(word, 9))
+        if not key or (limit and rank == 9 and word not in _EPOCHS):
+            if limit and whole and best > 3:
+                step, total, bare, best = index, limit, True, 3
+            continue
+        if key == "s" and explicit and text.startswith("s:"):
+            rank = 1
+        if rank < 9:
+            if rank < best and whole:
+                step, total, bare, best = index, limit, False, rank
+        elif word in _EPOCHS:
+            if epoch is None:
+                epoch, epochs = index, limit
+        elif word not in _SKIPPED:
+            tag = _tag(key, explicit)
+            if tag == "eval" and text.startswith("s:"):  # llm.c logs the HellaSwag accuracy under this name
+                tag = "hellaswag"
+            if tag:
+                tags.setdefault(tag, index)
+    leading = _LEADING.match(text)
+    phase = names.phase_word(leading[1]) if leading else None
+    phases = {names.series_of(tag)[0] for tag in tags} | {phase}
+    has_metric = any(names.is_loss(tag) or _known(tag) for tag in tags)
+    samples = bare and _SAMPLES.search(text) is not None
+    tagged = tuple((index, tag) for tag, index in tags.items())
+    return _Plan(step, total, bare, samples, epoch, epochs, tagged, phase, has_metric, bool(phases & {"eval", "test"}))
+
+
+def _blank(match: re.Match[str]) -> str:
+    return " " * len(match[0])
+
+
+def _key(before: str) -> tuple[str, bool]:
+    """(key, whether ":" or "=" stands between it and the value) from the text before a value."""
+    stripped = before.rstrip().rstrip("[(").rstrip()
+    explicit = stripped.endswith((":", "="))
+    if not explicit and stripped == before:  # something else than a blank precedes the number: "checkpoint-500"
+        return "", False
+    if explicit:
+        stripped = stripped[:-1].rstrip()
+    unit = _IN_BRACKETS.search(stripped)
+    if unit:
+        stripped = f"{stripped[: unit.start()]} {unit[1]}"
+    key = _CUT.split(stripped)[-1].strip(" \t.%-_")
+    return (key.lower() if _is_place(key) else key), explicit
+
+
+def _is_place(key: str) -> bool:
+    low = key.lower()
+    word = low.rpartition(" ")[2]
+    return low in _STEPS or word in _STEPS or word in _EPOCHS or word in _SKIPPED
+
+
+def _tag(key: str, explicit: bool) -> str | None:
+    """The name of a value: the whole key before ":" or "=", the known last words of it before a mere blank."""
+    if len(key) > 48 or not _NAME.match(key):
+        return None
+    words = key.split()
+    if explicit and len(words) <= 5:
+        return key
+    for count in (3, 2, 1):
+        tail = " ".join(words[-count:])
+        if count <= len(words) and (_is_canonical(tail) or (count == 1 and names.is_loss(tail))):
+            return tail
+    return None
+
+
+def _is_canonical(tag: str) -> bool:
+    return names.series_of(tag)[1] in names.table()["series"]
+
+
+def _known(tag: str) -> bool:
+    return names.series_of(tag)[1] in _TRAINING_SERIES
+
+
+_TRAINING_SERIES = frozenset({"loss", "perplexity", "accuracy", "reward", "hellaswag"})

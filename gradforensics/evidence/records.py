@@ -1,0 +1,180 @@
+"""Rows of named values (JSON lines, CSV) -> a RowLog: which column is the step, the epoch, the time, the phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from gradforensics.evidence import names, numbers
+from gradforensics.evidence.rows import Reading, RowLog
+from gradforensics.tables import Phase
+
+Record = tuple[int, Mapping[str, Any]]
+_TOTALS = frozenset({"total_steps", "max_steps", "total_iters"})
+_SKIPPED = frozenset({"remaining_time", "eta", "eta_seconds", "percentage", "v_num"})
+
+
+def flat(value: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
+    """Nested objects as one, keys joined with "/"; {"num": 2, "mean": 0.5, "std": 0} is its mean; lists are dropped."""
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(item, Mapping):
+            if "mean" in item and ("num" in item or "std" in item):
+                found[name] = item["mean"]
+            elif depth < 8:
+                found |= flat(item, f"{name}/", depth + 1)
+        elif not isinstance(item, list):
+            found[name] = item
+    return found
+
+
+def looks_like_metrics(columns: Iterable[str], *, loose: bool = False) -> bool:
+    """Whether columns are those of a training log: a metric, and (unless `loose`) a step, an epoch or a time."""
+    columns = list(columns)
+    placed = any(names.column_rank(kind, c) is not None for c in columns for kind in ("step", "epoch", "time"))
+    return any(names.is_metric(c) for c in columns) and (loose or placed)
+
+
+@dataclass
+class _Column:
+    numbers: int = 0
+    others: int = 0
+    whole: bool = True
+    sample: str = ""
+    line: int = 0
+    first: Any = None
+    absent: int = 0
+
+
+@dataclass
+class _Plan:
+    """The role of every column."""
+
+    step: str | None = None
+    epoch: str | None = None
+    time: str | None = None
+    phase: str | None = None
+    series: list[str] = field(default_factory=list)
+
+
+def read_records(records: Sequence[Record], columns: Mapping[str, str]) -> Reading:
+    """Turn records into a Reading: tracks, notices and the trail."""
+    reading = Reading(speaks_of_training=True)
+    seen = _survey(records)
+    plan = _plan(seen, len(records), columns)
+    for name in plan.series:
+        column = seen[name]
+        if column.others:
+            text = f'column "{name}": {column.others} values are no numbers (first: "{column.sample}")'
+            reading.notices.append((column.line, text))
+    log = RowLog(columns)
+    wanted = frozenset(plan.series)
+    for line, record in records:
+        values = {name: number for name in record if name in wanted for number in _values(record[name])}
+        phase: Phase | None = names.phase_word(str(record.get(plan.phase, ""))) if plan.phase else None
+        step = numbers.whole(_number(record.get(plan.step))) if plan.step else None
+        epoch = _number(record.get(plan.epoch)) if plan.epoch else None
+        time = _time(record.get(plan.time)) if plan.time else None
+        log.add(line, values, step=step, epoch=epoch, time=time, phase=phase)
+        if step is not None:
+            reading.trail.last_step = max(step, reading.trail.last_step or step)
+    reading.tracks = log.finish()
+    reading.notices += log.notices
+    reading.trail.last_line = records[-1][0] if records else None
+    totals = {numbers.whole(_number(seen[t].first)) for t in _TOTALS & seen.keys()}
+    reading.trail.planned = next((t for t in totals if t is not None and t > 0), None)
+    return reading
+
+
+def _survey(records: Sequence[Record]) -> dict[str, _Column]:
+    seen: dict[str, _Column] = {}
+    for line, record in records:
+        for name, value in record.items():
+            column = seen.get(name)
+            if column is None:
+                column = seen[name] = _Column(first=value)
+            try:
+                number = value if type(value) is float else numbers.scalar(value)
+            except ValueError:
+                if isinstance(value, bool) or numbers.clock_seconds(str(value)[:40]) is not None:
+                    column.numbers += not isinstance(value, bool)
+                    column.whole = False
+                    continue
+                if not column.others:
+                    column.sample, column.line = str(value)[:40], line
+                column.others += 1
+                continue
+            if number is None:
+                column.absent += 1
+                continue
+            if not column.numbers:
+                column.first = value
+            column.numbers += 1
+            column.whole = column.whole and numbers.whole(number) is not None
+    return seen
+
+
+def _plan(seen: Mapping[str, _Column], rows: int, columns: Mapping[str, str]) -> _Plan:
+    plan = _Plan()
+    targets = {target: name for name in seen if (target := columns.get(name.strip()))}
+
+    def best(kind: str, fits: Any) -> str | None:
+        if kind in targets:
+            return targets[kind]
+        ranked = [
+            (rank, name)
+            for name, column in seen.items()
+            if (rank := names.column_rank(kind, name)) is not None and fits(name, column)
+        ]
+        return min(ranked)[1] if ranked else None
+
+    plan.step = best("step", lambda _, c: c.whole and c.numbers * 2 >= rows - c.absent and c.numbers)
+    plan.epoch = best("epoch", lambda _, c: c.numbers)
+    plan.time = best("time", lambda _, c: _time(c.first) is not None)
+    plan.phase = best("phase", lambda _, c: c.others and names.phase_word(c.sample) is not None)
+    taken = {plan.step, plan.epoch, plan.time, plan.phase}
+    plan.series = [
+        name
+        for name, column in seen.items()
+        if name not in taken
+        and name.lower() not in _SKIPPED | _TOTALS
+        and (column.numbers > column.others or name.strip() in columns)
+        and column.numbers
+    ]
+    return plan
+
+
+def _values(value: Any) -> Iterable[float | None]:
+    """The value as a number; nothing for a boolean, None for text that is no number (it is missing there)."""
+    if isinstance(value, bool):
+        return
+    try:
+        yield value if type(value) is float else numbers.scalar(value)
+    except ValueError:
+        yield numbers.clock_seconds(str(value)[:40])
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return numbers.scalar(value)
+    except ValueError:
+        return None
+
+
+def _time(value: Any) -> float | None:
+    """Unix seconds of a time column's value; None for relative times and for texts that are no dates."""
+    number = _number(value)
+    if number is not None:
+        if 1e9 < number < 4e9:
+            return number
+        return number / 1000 if 1e12 < number < 4e12 else None
+    if not isinstance(value, str) or len(value) > 40 or len(value) < 16:
+        return None
+    try:
+        moment = datetime.fromisoformat(value.strip())
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

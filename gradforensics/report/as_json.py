@@ -1,0 +1,82 @@
+"""The report as JSON, schema version 1 (schema.json beside this file). Additions keep the version."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+from gradforensics.report.model import Report, RunReport, VerdictRow
+
+SCHEMA = 1
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: non-finite numbers become "nan", "inf" or "-inf", unknown objects their text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return str(value)
+
+
+def data(report: Report) -> dict[str, Any]:
+    """The report as plain lists, dictionaries, strings and numbers."""
+    return {
+        "schema": SCHEMA,
+        "tool": report.tool,
+        "runs": [_run(run) for run in report.runs],
+        "sources": [asdict(source) for source in report.sources],
+    }
+
+
+def render(report: Report) -> str:
+    """The report as JSON text."""
+    text = json.dumps(data(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate becomes its own JSON escape, \\udc80
+
+
+def _run(run: RunReport) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "steps": None if run.steps is None else list(run.steps),
+        "attempts": run.attempts,
+        "ending": asdict(run.ending),
+        "primary": None if run.primary is None else run.primary.rule,
+        "chain": [list(edge) for edge in run.chain],
+        "last_good_checkpoint": run.last_good_checkpoint,
+        "verdicts": [_verdict(v) for v in run.verdicts],
+        "series": [plain(asdict(row)) for row in run.series],
+        "settings": [plain(asdict(row)) for row in run.settings],
+        "notices": [asdict(notice) for notice in run.notices],
+    }
+
+
+def _verdict(verdict: VerdictRow) -> dict[str, Any]:
+    return {
+        "rule": verdict.rule,
+        "slug": verdict.slug,
+        "family": verdict.family,
+        "title": verdict.title,
+        "outcome": verdict.outcome,
+        "variant": verdict.variant,
+        "severity": verdict.severity,
+        "strength": verdict.strength,
+        "alarm": verdict.alarm,
+        "onset": verdict.onset,
+        "onset_after": verdict.onset_after,
+        "what": verdict.what,
+        "why": verdict.why,
+        "fix": list(verdict.fix),
+        "verify": verdict.verify,
+        "hits": [plain(asdict(hit)) for hit in verdict.hits],
+        "refuted_by": [one.case for one in verdict.refuted_by],
+        "not_excluded": [one.case for one in verdict.not_excluded],
+        "missing": [gap.need for gap in verdict.missing],
+        "testable": verdict.testable,
+    }

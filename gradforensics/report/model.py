@@ -1,0 +1,326 @@
+"""The one internal model of a report: every format is rendered from it. It selects and formats; it judges nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
+
+from gradforensics import __version__
+from gradforensics.diagnosis import needs
+from gradforensics.diagnosis.causes import Diagnosis
+from gradforensics.diagnosis.judge import Outcome, Verdict
+from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Language, LookAlike, Severity, Strength
+from gradforensics.diagnosis.vocabulary import Fact
+from gradforensics.report.charts import TIMELINE_POINTS, Chart, timeline, zooms
+from gradforensics.tables import Ending, Evidence, Notice, SeriesFrame, Source
+
+TOOL = f"gradforensics {__version__}"
+Excerpts: TypeAlias = Mapping[tuple[str, int | None], str]
+_MANY_RUNS = 6  # from here on the charts get fewer points, so that the file stays small
+
+
+@dataclass(frozen=True, slots=True)
+class HitRow:
+    """One hit with the sign that it belongs to; `excerpt` is the log line where the record holds it."""
+
+    sign: str
+    strength: Strength
+    series: str | None
+    tag: str | None
+    step: int | None
+    after: int | None
+    value: float | None
+    source: str | None
+    line: int | None
+    tensor: str | None
+    facts: Mapping[str, Fact]
+    excerpt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAlikeRow:
+    """A case that looks the same, its title where the catalogue has it, and how to tell."""
+
+    case: str
+    title: str
+    tell: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Something that was missing, and how to have it next time (empty where the need speaks for itself)."""
+
+    need: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class VerdictRow:
+    """One rule's verdict with its texts in the report's language.
+
+    what, fix and verify are empty unless the rule fired. testable: whether this version has a test for the rule.
+    """
+
+    rule: str
+    slug: str
+    family: str
+    title: str
+    outcome: Outcome
+    variant: str | None
+    severity: Severity | None
+    strength: Strength | None
+    alarm: bool
+    onset: int | None
+    onset_after: int | None
+    what: str
+    why: str
+    fix: tuple[str, ...]
+    verify: str
+    false_alarms: tuple[str, ...]
+    references: tuple[str, ...]
+    hits: tuple[HitRow, ...]
+    refuted_by: tuple[LookAlikeRow, ...]
+    not_excluded: tuple[LookAlikeRow, ...]
+    missing: tuple[Gap, ...]
+    judged_signs: tuple[str, ...]
+    testable: bool
+    charts: tuple[Chart, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesRow:
+    """What one logged series holds; of several sources the one with most points.
+
+    first, last, min, max: over the finite points, in file order. points: all logged points, non-finite ones too.
+    """
+
+    series: str
+    tag: str
+    phase: str
+    source: str
+    step_unit: str
+    points: int
+    first: float | None
+    last: float | None
+    min: float | None
+    max: float | None
+    nonfinite: int
+    first_step: int | None
+    last_step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One setting; `overridden` when another one of the same key is in force."""
+
+    key: str
+    name: str
+    value: Any
+    source: str
+    line: int | None
+    origin: str
+    overridden: bool
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Everything that a report says about one run. `verdicts` follow the catalogue, `findings` their weight."""
+
+    name: str
+    steps: tuple[int, int] | None
+    attempts: int
+    ending: Ending
+    primary: VerdictRow | None
+    chain: tuple[tuple[str, str], ...]
+    last_good_checkpoint: str | None
+    verdicts: tuple[VerdictRow, ...]
+    findings: tuple[VerdictRow, ...]
+    series: tuple[SeriesRow, ...]
+    settings: tuple[SettingRow, ...]
+    notices: tuple[Notice, ...]
+    timeline: tuple[Chart, ...] = field(default=(), compare=False)
+
+    @property
+    def alarms(self) -> tuple[VerdictRow, ...]:
+        """The findings that are alarms."""
+        return tuple(v for v in self.findings if v.alarm)
+
+    def having(self, outcome: Outcome) -> tuple[VerdictRow, ...]:
+        """The verdicts with this outcome."""
+        return tuple(v for v in self.verdicts if v.outcome == outcome)
+
+    def verdict(self, rule: str) -> VerdictRow | None:
+        """The verdict of one rule."""
+        return next((v for v in self.verdicts if v.rule == rule), None)
+
+    def advice(self) -> list[tuple[str, tuple[str, ...]]]:
+        """What to log next time and which rules it would help to judge, the most useful line first."""
+        helped: dict[str, list[str]] = {}
+        for verdict in self.having("not_judged"):
+            if verdict.testable:
+                for line in dict.fromkeys(g.advice for g in verdict.missing if g.advice):
+                    helped.setdefault(line, []).append(verdict.rule)
+        return sorted(((line, tuple(rules)) for line, rules in helped.items()), key=lambda item: -len(item[1]))
+
+
+@dataclass(frozen=True)
+class Report:
+    """All runs of one analysis, and every file that was looked at."""
+
+    tool: str
+    language: Language
+    runs: tuple[RunReport, ...]
+    sources: tuple[Source, ...]
+
+
+def build(diagnoses: Sequence[Diagnosis], sources: Sequence[Source], *, language: Language = "en") -> Report:
+    """Turn diagnoses into the model that every format is rendered from."""
+    points = TIMELINE_POINTS if len(diagnoses) < _MANY_RUNS else TIMELINE_POINTS // 4
+    return Report(TOOL, language, tuple(_run(d, language, points) for d in diagnoses), tuple(sources))
+
+
+def _run(diagnosis: Diagnosis, language: Language, points: int) -> RunReport:
+    evidence = diagnosis.evidence
+    titles = {v.rule.id: v.rule.text(language).title for v in diagnosis.verdicts}
+    excerpts: Excerpts = {(e.source, e.line): e.text for e in evidence.events or [] if e.line is not None}
+    weighed = _weighed(diagnosis)
+    rows = {v.rule.id: _verdict(v, evidence, language, titles, excerpts) for v in diagnosis.verdicts}
+    primary = None if diagnosis.primary is None else rows[diagnosis.primary.rule.id]
+    attempts = {a for f in evidence.frames.values() for a in f.frame["attempt"].unique().to_list()}
+    return RunReport(
+        name=evidence.name,
+        steps=evidence.steps,
+        attempts=max(1, len(attempts)),
+        ending=evidence.ending,
+        primary=primary,
+        chain=diagnosis.chain,
+        last_good_checkpoint=diagnosis.last_good_checkpoint,
+        verdicts=tuple(rows.values()),
+        findings=tuple(rows[v.rule.id] for v in weighed),
+        series=_series(evidence),
+        settings=tuple(_settings(evidence)),
+        notices=tuple(evidence.notices),
+        timeline=timeline(evidence, weighed, diagnosis.primary, points),
+    )
+
+
+def _weighed(diagnosis: Diagnosis) -> list[Verdict]:
+    """The fired verdicts: the primary case, the other alarms by onset, then the rest by severity and strength."""
+
+    def order(verdict: Verdict) -> tuple[bool, bool, int, int, int, str]:
+        onset = verdict.onset if verdict.onset is not None else 2**62
+        severity = SEVERITIES.index(verdict.severity or "S4")
+        strength = -STRENGTHS.index(verdict.strength or "suspect")
+        first = (0, 0) if verdict.alarm else (severity, strength)
+        return (verdict is not diagnosis.primary, not verdict.alarm, *first, onset, verdict.rule.id)
+
+    return sorted((v for v in diagnosis.verdicts if v.outcome == "fired"), key=order)
+
+
+def _verdict(
+    verdict: Verdict,
+    evidence: Evidence,
+    language: Language,
+    titles: Mapping[str, str],
+    excerpts: Excerpts,
+) -> VerdictRow:
+    rule, fired = verdict.rule, verdict.outcome == "fired"
+    texts = verdict.texts(language)
+
+    def look_alikes(those: Sequence[LookAlike]) -> tuple[LookAlikeRow, ...]:
+        return tuple(LookAlikeRow(one.case, titles.get(one.case, ""), one.tell) for one in those)
+
+    hits = tuple(
+        HitRow(
+            sign=holding.sign.name,
+            strength=holding.sign.strength,
+            series=h.series,
+            tag=h.tag,
+            step=h.step,
+            after=h.after,
+            value=h.value,
+            source=h.source,
+            line=h.line,
+            tensor=h.tensor,
+            facts=dict(h.facts),
+            excerpt=excerpts.get((h.source or "", h.line), ""),
+        )
+        for holding in verdict.holdings
+        for h in holding.hits
+    )
+    return VerdictRow(
+        rule=rule.id,
+        slug=rule.slug,
+        family=rule.family,
+        title=texts.title,
+        outcome=verdict.outcome,
+        variant=verdict.variant,
+        severity=verdict.severity,
+        strength=verdict.strength,
+        alarm=verdict.alarm,
+        onset=verdict.onset,
+        onset_after=verdict.onset_after,
+        what=texts.what if fired else "",
+        why=texts.why,
+        fix=texts.fix if fired else (),
+        verify=verdict.verify() if fired else "",
+        false_alarms=rule.false_alarms,
+        references=rule.references,
+        hits=hits,
+        refuted_by=look_alikes(verdict.refuted_by),
+        not_excluded=look_alikes(verdict.not_excluded),
+        missing=tuple(Gap(m, needs.advice(m)) for m in verdict.missing),
+        judged_signs=verdict.judged_signs,
+        testable=bool(rule.signs),
+        charts=zooms(evidence, verdict) if fired else (),
+    )
+
+
+def _series(evidence: Evidence) -> tuple[SeriesRow, ...]:
+    best: dict[tuple[str, str, str], SeriesRow] = {}
+    for key, stored in evidence.frames.items():
+        row = _series_row(key.series, key.tag, key.phase, key.source, stored)
+        known = best.get((key.phase, key.series, key.tag))
+        if known is None or row.points > known.points:
+            best[key.phase, key.series, key.tag] = row
+    return tuple(best.values())
+
+
+def _series_row(series: str, tag: str, phase: str, source: str, stored: SeriesFrame) -> SeriesRow:
+    frame = stored.frame
+    ranks = frame["rank"]
+    if not ranks.null_count() and ranks.n_unique() > 1:  # the ranks' copies of one series would interleave
+        frame = frame.filter(ranks == ranks.min())
+    missing = frame["kind"] == "missing"
+    if missing.any():
+        frame = frame.filter(~missing)
+    finite, steps = frame["value"].drop_nulls(), frame["step"].drop_nulls()  # a value is null unless it is finite
+    extremes = cast("tuple[float | None, float | None]", (finite.min(), finite.max()))
+    return SeriesRow(
+        series=series,
+        tag=tag,
+        phase=phase,
+        source=source,
+        step_unit=stored.step_unit,
+        points=frame.height,
+        first=finite[0] if len(finite) else None,
+        last=finite[-1] if len(finite) else None,
+        min=extremes[0],
+        max=extremes[1],
+        nonfinite=frame.height - len(finite),
+        first_step=steps[0] if len(steps) else None,
+        last_step=steps[-1] if len(steps) else None,
+    )
+
+
+def _settings(evidence: Evidence) -> list[SettingRow]:
+    settings = evidence.settings or []
+    several = {key for key, n in Counter(s.key for s in settings).items() if n > 1}
+    in_force = {key: evidence.setting(key) for key in several}
+    rows = [
+        SettingRow(s.key, s.name, s.value, s.source, s.line, s.origin, s.key in several and s.value != in_force[s.key])
+        for s in settings
+    ]
+    return sorted(rows, key=lambda row: (row.key, row.overridden))

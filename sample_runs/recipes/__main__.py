@@ -1,0 +1,14 @@
+"""Make all sample runs, or those named: `python -m recipes [NAME ...] [--out DIR]` from the sample_runs folder."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+MODULES = ("gf02", "gf05", "gf06", "gf07", "gf11", "gf12", "gf20", "gf35", "healthy")
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # the recipes import each other as flat modules
+    samples = [sample for name in MODULES for sample in importlib.import_module(name).SAMPLES]
+    importlib.import_module("lab").main(samples)

@@ -1,0 +1,68 @@
+"""The grammar of needs, and what satisfies them."""
+
+import pytest
+
+from gradforensics.diagnosis import needs
+from gradforensics.diagnosis.examples import evidence_of
+
+EVIDENCE = evidence_of(
+    {
+        "series": {"loss": "1*70", "eval/loss": "1*4", "grad_norm@0": "1*5", "grad_norm@1": "1*5"},
+        "settings": {"max_steps": 70},
+        "events": [],
+        "checkpoints": [{"path": "a"}, {"path": "b"}],
+        "tensors": [{"name": "w", "rank": 0}, {"name": "w", "rank": 1}],
+        "experiments": [{"experiment": "lr"}],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("series:loss", True),
+        ("series:loss:points>=64", True),
+        ("series:loss:points>=71", False),
+        ("series:eval/loss", True),
+        ("series:eval/loss:points>=5", False),
+        ("series:lr", False),
+        ("series:grad_norm:ranks>=2", True),
+        ("series:loss:ranks>=2", False),
+        ("settings:max_steps", True),
+        ("settings:learning_rate", False),
+        ("events:console", True),
+        ("events:kernel", False),
+        ("checkpoints", True),
+        ("checkpoints:rows>=2", True),
+        ("checkpoints:rows>=3", False),
+        ("tensors:ranks>=2", True),
+        ("travels", False),
+        ("experiments:lr", True),
+        ("experiments:anomaly", False),
+    ],
+)
+def test_satisfied(text, holds):
+    assert needs.satisfied(needs.parse(text), EVIDENCE) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("tables", "names no table"),
+        ("series:", "names nothing"),
+        ("series:loss:many", "unknown condition 'many'"),
+        ("events:all", "events:console or events:kernel"),
+    ],
+)
+def test_malformed_needs_say_why(text, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        needs.parse(text)
+
+
+def test_every_kind_of_need_has_advice():
+    for text in (
+        "series:lr", "series:eval/loss", "series:loss:ranks>=2", "settings:max_steps", "events:console", "events:kernel",
+        "experiments:lr", "checkpoints:rows>=2", "batch", "environment",
+    ):  # fmt: skip
+        assert needs.advice(text).endswith(".")
+    assert needs.advice("a loss that is meant to fall") == ""

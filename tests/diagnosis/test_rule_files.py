@@ -1,0 +1,142 @@
+"""The strict reader of rule files: what it refuses, and that it says where."""
+
+import pytest
+
+from gradforensics.diagnosis.examples import check_example, values_of
+from gradforensics.diagnosis.rules import fill, load_rule, load_rules
+from gradforensics.errors import RuleError
+
+HEAD = """
+id = "TT01"
+slug = "test"
+family = "test"
+title = "A test"
+severity = "S2"
+what = "From step {onset}."
+why = "Because."
+fix = ["Do it."]
+"""
+SIGN = """
+[parameters]
+factor = { value = 10, unit = "times", source = "made up for this test" }
+[[sign]]
+check = "gradient_left_its_level"
+strength = "suspect"
+with = { factor = "$factor" }
+"""
+SEED = (
+    SIGN.replace("factor = { value", "seed_factor = { value")
+    .replace("$factor", "$seed_factor")
+    .replace("suspect", "proven")
+)
+
+
+def write(folder, text, name="test.toml"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_good_rule_loads(tmp_path):
+    rule = load_rule(write(tmp_path, HEAD + SIGN))
+    assert (rule.id, rule.severity, rule.signs[0].name) == ("TT01", "S2", "gradient_left_its_level")
+    assert rule.signs[0].test.arguments == {"factor": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (HEAD.replace("why", "because"), "unknown key 'because'"),
+        (HEAD.replace('why = "Because."', ""), "why is missing or empty"),
+        (HEAD.replace("S2", "S9"), "severity 'S9'"),
+        (HEAD.replace("TT01", "tt"), "must look like GF07"),
+        (HEAD.replace('"test"', '"A Test"'), "lower case words"),
+        (HEAD.replace("{onset}", "{level}"), "{level} is no fact"),
+        (HEAD + SIGN.replace('"$factor"', "10"), "a bare number"),
+        (HEAD + SIGN.replace('"$factor"', '"$other"'), "$other is no parameter"),
+        (HEAD + SIGN.replace("gradient_left_its_level", "gradients"), "no check 'gradients'"),
+        (HEAD + SIGN.replace('"suspect"', '"sure"'), "needs a strength"),
+        (HEAD + SIGN.replace("with = {", "with = { more = \"x\","), "takes no 'more'"),
+        (HEAD + SIGN.replace('with = { factor = "$factor" }', ""), "needs 'factor'"),
+        (HEAD + SIGN.replace("value = 10", "value = true"), "must be float"),
+        (HEAD + SIGN.replace("value = 10,", ""), "must be { value"),
+        (HEAD + SIGN + 'variant = "other"', "no [variant.other]"),
+        (HEAD + SIGN + SIGN.split("[[sign]]")[1].join(["[[sign]]", ""]), "two signs are called"),
+        (HEAD + SEED, "may only be suspect"),
+        (HEAD + '[parameters]\nx = { value = 1, unit = "u", source = "s" }', "used by no sign"),
+        (HEAD + 'needs = ["tables"]', "names no table"),
+        (HEAD + 'needs = ["series:loss"]' + SIGN, "needs are declared by the checks"),
+        (HEAD + '[zh]\nfix = ["一", "二"]', "zh fix"),
+        (HEAD + '[zh.variant.x]\nwhat = "x"', "does not exist"),
+        (HEAD + '[[look_alike]]\ncase = "TT02"', "look_alike has case, tell"),
+        (HEAD + SIGN + '[[look_alike]]\ncase = "TT02"\ntell = "x"\nsigns = ["y"]', "does not exist"),
+        (HEAD.replace("{onset}", "{onset!r}") + SIGN, "not allowed"),
+        (HEAD.replace("{onset}", "{onset:>999}") + SIGN, "not allowed"),
+        (HEAD.replace("{onset}", "{onset") + SIGN, "expected '}'"),
+        ("id = ", "not TOML"),
+    ],
+)  # fmt: skip
+def test_refused(tmp_path, text, complaint):
+    path = write(tmp_path, text)
+    with pytest.raises(RuleError) as caught:
+        load_rule(path)
+    assert complaint in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_complaint_names_the_line(tmp_path):
+    with pytest.raises(RuleError) as caught:
+        load_rule(write(tmp_path, HEAD + SIGN.replace('"$factor"', "10")))
+    assert (
+        caught.value.line
+        == (HEAD + SIGN).splitlines().index('factor = { value = 10, unit = "times", source = "made up for this test" }')
+        + 1
+    )
+
+
+def test_not_utf8(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(RuleError, match="not UTF-8"):
+        load_rule(path)
+
+
+def test_a_folder_of_rules(tmp_path):
+    write(tmp_path, HEAD + SIGN, "a.toml")
+    with pytest.raises(RuleError, match="taken by"):
+        write(tmp_path, HEAD + SIGN, "b.toml")
+        load_rules(tmp_path)
+    write(tmp_path, HEAD.replace("TT01", "TT02") + 'leads_to = ["TT99"]', "b.toml")
+    with pytest.raises(RuleError, match="TT99, which does not exist"):
+        load_rules(tmp_path)
+    write(tmp_path, HEAD + 'leads_to = ["TT02"]', "a.toml")
+    write(tmp_path, HEAD.replace("TT01", "TT02") + 'leads_to = ["TT01"]', "b.toml")
+    with pytest.raises(RuleError, match="in a circle"):
+        load_rules(tmp_path)
+    with pytest.raises(RuleError, match="no rule files"):
+        load_rules(tmp_path / "nothing")
+
+
+def test_fill():
+    assert fill("{a:.1%} of {run}, {b}", {"a": 0.256, "run": "x y", "b": None}) == "25.6% of x y, ?"
+    assert fill("replay {run}", {"run": "x; rm -rf y"}, quote_run=True) == "replay 'x; rm -rf y'"
+    assert fill("{a:.2g}", {"a": "text"}) == "text"
+
+
+def test_series_texts():
+    assert values_of("1*2 _ 3") == [1.0, 1.0, None, 3.0]
+    assert values_of("ramp(0, 1, 3)") == [0.0, 0.5, 1.0]
+    assert values_of("1*4 + spikes(at=2, height=5)") == [1.0, 6.0, 1.0, 1.0]
+    assert values_of("sawtooth(0, 1, 2, 4)") == [0.0, 1.0, 0.0, 1.0]
+    assert values_of("1*3 + noise(sd=0.1)") == values_of("1*3 + noise(sd=0.1)")
+    for wrong in ("exec(1)", "1*3 + exec(1)", "x"):
+        with pytest.raises(ValueError, match="exec|x"):
+            values_of(wrong)
+
+
+def test_examples_that_are_malformed_say_so(tmp_path):
+    rule = load_rule(write(tmp_path, HEAD + SIGN))
+    assert "unknown key 'serie'" in check_example(rule, {"serie": {}, "clear": True})
+    assert "neither fires_at" in check_example(rule, {"series": {"grad_norm": "1*30"}})
+    assert "no column 'x'" in check_example(rule, {"tensors": [{"x": 1}], "clear": True})
+    assert "should fire" in check_example(rule, {"series": {"grad_norm": "1*30"}, "fires_at": 1})

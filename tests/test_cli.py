@@ -1,0 +1,237 @@
+"""The command line: exit codes, outputs, and what a user sees when something is wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gradforensics import COMMANDS, cli
+from gradforensics.cli import commands, main
+
+GOOD = "\n".join(json.dumps({"step": s, "loss": 2 + 2 / s, "lr": 1e-4}) for s in range(1, 101))
+BAD = "\n".join(
+    json.dumps({"step": s, "loss": 2 + 2 / s if s < 60 else float("nan"), "lr": 1e-4}) for s in range(1, 101)
+)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def run_of(tmp_path):
+    def make(text, name="run"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "log.jsonl").write_text(text)
+        return folder
+
+    return make
+
+
+def test_a_healthy_run_ends_with_0_and_writes_the_report(here, run_of, capsys):
+    assert main(["analyze", str(run_of(GOOD))]) == 0
+    assert (here / "gradforensics-report.html").read_text().startswith("<!")
+    assert "gradforensics-report.html" in capsys.readouterr().out
+
+
+def test_findings_end_with_1_and_fail_on_decides(here, run_of, capsys):
+    run = run_of(BAD)
+    assert main(["analyze", str(run)]) == 1
+    assert "GF11" in capsys.readouterr().out
+    tiny = run_of("\n".join(json.dumps({"step": s, "loss": 4.17, "lr": 1e-6}) for s in range(1, 101)), "tiny")
+    assert main(["analyze", str(tiny)]) == 0
+    assert main(["analyze", str(tiny), "--fail-on", "S3"]) == 1
+
+
+def test_json_on_stdout_is_alone_there(here, run_of, capsys):
+    main(["analyze", str(run_of(BAD)), "--output", "json=-"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["runs"][0]["primary"] == "GF11"
+    assert "GF11" in err
+
+
+def test_a_single_file_is_a_run_and_columns_can_be_mapped(here, tmp_path, capsys):
+    file = tmp_path / "loss.csv"
+    file.write_text("step,objective\n" + "".join(f"{s},{3 - s / 100}\n" for s in range(1, 101)))
+    assert main(["analyze", str(file), "--map", "objective=loss", "--output", "json=-"]) == 0
+    series = json.loads(capsys.readouterr().out)["runs"][0]["series"]
+    assert [(s["series"], s["tag"], s["points"]) for s in series] == [("loss", "objective", 100)]
+
+
+def test_set_gives_facts_that_the_files_lack(here, run_of, capsys):
+    rows = "\n".join(json.dumps({"step": s, "loss": 3.0, "lr": 3e-4}) for s in range(1, 101))
+    facts = ["--set", "lr_scheduler_type=cosine", "--set", "max_steps=100", "--set", "learning_rate=3e-4"]
+    assert main(["analyze", str(run_of(rows)), *facts, "--output", "json=-"]) == 1
+    run = json.loads(capsys.readouterr().out)["runs"][0]
+    assert run["primary"] == "GF07"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["analyze", "nowhere"], "nowhere"),
+        (["analyze"], "Missing argument"),
+        (["analyze", "RUN", "--output", "xml=x.xml"], "no format 'xml'"),
+        (["analyze", "RUN", "--output", "json"], "--output NAME=VALUE"),
+        (["analyze", "RUN", "--set", "x"], "--set NAME=VALUE"),
+        (["analyze", "RUN", "-o", "RUN/report.html"], "inside the run directory"),
+        (["analyze", "RUN", "-o", "a.html", "--output", "json=a.html"], "the same path"),
+        (["analyze", "RUN", "--output", "json=-", "--output", "html=-"], "only one output"),
+        (["analyze", "RUN", "-o", "missing/report.html"], "does not exist"),
+        (["analyze", "RUN", "--rules", "nowhere"], "no rule files"),
+        (["analyze", "RUN", "--fail-on", "S9"], "S9"),
+        (["rules", "show", "GF99"], "no rule 'GF99'"),
+    ],
+)
+def test_usage_errors_end_with_2_and_say_why(here, run_of, capsys, arguments, complaint):
+    run = str(run_of(GOOD))
+    assert main([a.replace("RUN", run) for a in arguments]) == 2
+    assert complaint in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_no_evidence_ends_with_4(here, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main(["analyze", str(tmp_path / "empty")]) == 4
+    assert "gradforensics:" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_the_default_report_never_falls_into_the_run_directory(tmp_path, monkeypatch, run_of):
+    run = run_of(GOOD)
+    monkeypatch.chdir(run)
+    assert main(["analyze", "."]) == 0
+    assert sorted(p.name for p in run.iterdir()) == ["log.jsonl"]
+    assert (tmp_path / "gradforensics-report.html").exists()
+
+
+def test_a_foreign_file_is_not_overwritten_without_force(here, run_of, capsys):
+    run = str(run_of(GOOD))
+    (here / "thesis.html").write_text("mine")
+    assert main(["analyze", run, "-o", "thesis.html"]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert (here / "thesis.html").read_text() == "mine"
+    assert main(["analyze", run, "-o", "thesis.html", "--force"]) == 0
+    assert main(["analyze", run, "-o", "thesis.html"]) == 0  # now it is ours
+
+
+def test_a_bad_rule_file_ends_with_2_and_names_file_and_line(here, run_of, tmp_path, capsys):
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "x.toml").write_text('id = "TT01"\nslug = 3\n')
+    assert main(["analyze", str(run_of(GOOD)), "--rules", str(tmp_path / "rules")]) == 2
+    assert "x.toml" in capsys.readouterr().err
+
+
+def test_an_internal_error_ends_with_3_without_a_traceback(here, run_of, capsys, monkeypatch):
+    def broken(*_args, **_kwargs):
+        raise ZeroDivisionError("told you")
+
+    monkeypatch.setattr("gradforensics.diagnosis.causes.diagnose", broken)
+    assert main(["analyze", str(run_of(GOOD))]) == 3
+    err = capsys.readouterr().err
+    assert "ZeroDivisionError: told you" in err
+    assert "Traceback" not in err
+    details = Path(err.rsplit(": ", 1)[1].strip())
+    assert "Traceback" in details.read_text()
+    details.unlink()
+
+
+def test_ctrl_c_leaves_no_output_and_no_traceback(here, run_of):
+    run = run_of(GOOD)
+    code = (
+        "import sys, time, gradforensics.diagnosis.causes as c\n"
+        "def slow(*a, **k):\n    print('ready', flush=True)\n    time.sleep(30)\n"
+        "c.diagnose = slow\nfrom gradforensics.cli import main\nsys.exit(main(['analyze', sys.argv[1]]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert list(here.iterdir()) == []
+
+
+def test_a_closed_pipe_is_no_error(run_of, here):
+    command = f"{sys.executable} -m gradforensics rules list | head -n 1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("GF01")
+    assert "Traceback" not in done.stderr
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys; from gradforensics.cli import main; main(['--help']); print(sorted({'torch','polars','numpy','scipy','jinja2'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+
+
+def test_an_analysis_imports_neither_torch_nor_scipy(run_of, here):
+    code = (
+        "import sys; from gradforensics.cli import main; main(['analyze', sys.argv[1]]);"
+        "print(sorted({'torch','scipy','rich','ruamel'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(run_of(GOOD))], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+
+
+def test_every_command_has_help_and_is_in_the_readme(capsys):
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+
+    def walk(group, path):
+        for name, command in group.commands.items():
+            assert command.help, f"{name} has no help"
+            if hasattr(command, "commands"):
+                walk(command, [*path, name])
+            else:
+                assert " ".join(["gradforensics", *path, name]) in readme
+                for parameter in command.params:
+                    if parameter.opts[0].startswith("-") and name == "analyze":
+                        assert parameter.opts[-1] in readme, f"{parameter.opts} is not in the README"
+
+    walk(commands, [])
+
+
+def test_the_package_knows_its_commands():
+    assert set(commands.commands) == set(COMMANDS)
+
+
+def test_rules_show_and_list(capsys):
+    assert main(["rules", "show", "lr-too-high", "--lang", "zh"]) == 0
+    assert "学习率" in capsys.readouterr().out
+    assert main(["rules", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 28
+    assert "this version has no test for it" in lines[0]
+
+
+def test_rules_check_runs_the_examples(tmp_path, capsys):
+    folder = Path(cli.__file__).parent.parent / "rules"
+    assert main(["rules", "check", str(folder)]) == 0
+    text = (folder / "learning-rate" / "lr-too-low.toml").read_text()
+    (tmp_path / "low.toml").write_text(text.replace("clear  = true", "fires_at = 3"))
+    assert main(["rules", "check", str(tmp_path)]) == 2
+    assert "should fire" in capsys.readouterr().err
+
+
+def test_nothing_is_written_into_the_run_directory(run_of, here):
+    run = run_of(BAD)
+    before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.rglob("*")}
+    os.chmod(run, 0o555)
+    main(["analyze", str(run)])
+    os.chmod(run, 0o755)
+    assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.rglob("*")} == before

@@ -1,0 +1,53 @@
+"""Every sample run gives exactly its expected case and variant; every twin is silent and judged clear."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gradforensics.diagnosis.causes import diagnose
+from gradforensics.diagnosis.rules import load_rules
+from gradforensics.evidence import gather
+
+SAMPLES = Path(__file__).parent.parent / "sample_runs"
+NAMES = sorted(p.parent.name for p in SAMPLES.glob("*/expected.toml"))
+RULES = load_rules()
+
+
+def diagnosis_of(name):
+    expected = tomllib.loads((SAMPLES / name / "expected.toml").read_text())
+    found = gather([SAMPLES / name / "run"], settings=expected.get("settings", {}))
+    assert len(found) == 1
+    return expected, diagnose(found[0], RULES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sample(name):
+    expected, diagnosis = diagnosis_of(name)
+    primary = diagnosis.primary
+    assert (primary.rule.id if primary else "") == expected["primary"]
+    assert diagnosis.evidence.ending.kind == expected["ending"]
+    verdict = next((v for v in diagnosis.verdicts if v.rule.id == expected["case"]), None)
+    if expected["twin"]:
+        assert diagnosis.alarms == []
+        assert [v.rule.id for v in diagnosis.verdicts if v.outcome == "fired"] == []
+        assert verdict is None or verdict.outcome == "clear"
+    else:
+        assert verdict is not None
+        assert verdict.outcome == "fired"
+        assert (verdict.variant or "") == expected["variant"]
+
+
+def test_every_variant_has_a_faulty_sample_and_every_tested_rule_a_twin():
+    facts = [tomllib.loads((SAMPLES / n / "expected.toml").read_text()) for n in NAMES]
+    faulty = {(f["case"], f["variant"]) for f in facts if not f["twin"]}
+    wanted = {(r.id, v) for r in RULES if r.signs for v in (r.variants or ("",))}
+    assert wanted <= faulty
+    assert {r.id for r in RULES if r.signs} <= {f["case"] for f in facts if f["twin"]}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sample_is_small_and_holds_no_weights(name):
+    files = [p for p in (SAMPLES / name / "run").rglob("*") if p.is_file()]
+    assert sum(p.stat().st_size for p in files) < 300_000
+    assert not [p for p in files if p.suffix in (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl")]
