@@ -73,7 +73,7 @@ class Maker:
         made_rule = Rule(
             id=rule, slug=slug, family=family, severity="S1", path=Path("made.toml"), texts=texts, signs=made
         )
-        return replace(made_rule, **{"verify": "gradforensics replay {run} --step {onset}", **changes})
+        return replace(made_rule, **{"verify": "gradforensics analyze {run} --set onset={onset}", **changes})
 
     def fired(self, rule: Rule, hits: Sequence[Hit], *, run: str = "run", **changes: Any) -> Verdict:
         onset, after = (hits[0].step, hits[0].after) if hits else (None, None)

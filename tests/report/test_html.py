@@ -60,7 +60,7 @@ def test_order_of_a_sick_run(report: Report) -> None:
         "stopped by an exception",
         "train.log:412",
         "Do next Fix of GF05",
-        "gradforensics replay runs/exp-7 --step 120",
+        "gradforensics analyze runs/exp-7 --set onset=120",
         "Timeline",
         "Chain of consequences",
         "leads to",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from gradforensics.diagnosis.causes import Diagnosis
@@ -28,7 +29,7 @@ def test_texts_are_filled_only_where_the_rule_fired(report: Report) -> None:
     (run,) = report.runs
     fired, clear = run.verdicts[0], run.verdicts[1]
     assert fired.what == "What of runs/exp-7: from step 120"
-    assert fired.verify == "gradforensics replay runs/exp-7 --step 120"
+    assert fired.verify == "gradforensics analyze runs/exp-7 --set onset=120"
     assert (clear.what, clear.fix, clear.verify) == ("", (), "")
     assert clear.why == "Why of GF06"
 
@@ -103,3 +104,8 @@ def test_nothing_logged(maker: Any) -> None:
         ("loss", 0, None, None),
         ("lr", 2, None, 1),
     ]
+
+
+def test_a_command_that_this_version_lacks_is_not_offered(sick: Diagnosis) -> None:
+    later = replace(sick.verdicts[0], rule=replace(sick.verdicts[0].rule, verify="gradforensics replay {run}"))
+    assert later.verify() == ""

@@ -16,7 +16,7 @@ runs/exp-7: GF12 [S3 suspect] What of runs/exp-7: from step ?
   chain       GF05 -> GF11
   ended       stopped by an exception: RuntimeError: loss is nan (train.log:412)
   fix         Fix of GF05
-  verify      gradforensics replay runs/exp-7 --step 120
+  verify      gradforensics analyze runs/exp-7 --set onset=120
   not judged  2 of 6 rules (1 of them has no test in this version). Log accuracy of the
               evaluation. (would help to judge GF20)
 
@@ -61,4 +61,4 @@ def test_log_text_cannot_steer_the_terminal(sick: Diagnosis) -> None:
 
 def test_a_narrow_terminal_wraps_all_but_what_is_to_be_copied(report: Report) -> None:
     lines = render(report, color=False, width=50).splitlines()
-    assert all(len(line) <= 50 for line in lines if line.startswith("  ") and "gradforensics replay" not in line)
+    assert all(len(line) <= 50 for line in lines if line.startswith("  ") and "gradforensics analyze" not in line)
