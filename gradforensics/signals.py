@@ -117,7 +117,7 @@ class Departure:
         return (self.end - self.best) / max(abs(self.best), 1e-12)
 
 
-def departure(values: np.ndarray, noise: float, rise: float) -> Departure | None:
+def departure(steps: np.ndarray, values: np.ndarray, noise: float, rise: float) -> Departure | None:
     """Find a lasting departure upwards from the best level, or None.
 
     noise: how many standard deviations of the noise around a smooth curve the rise must exceed; rise: the least rise as
@@ -129,8 +129,10 @@ def departure(values: np.ndarray, noise: float, rise: float) -> Departure | None
         return None
     window = max(3, min(101, n // 20)) | 1
     level = rolling_median(values, window)
-    # a fine-tune that is destroyed at once was at its best in the very first point
-    level[0] = min(level[0], values[0])
+    # a fine-tune that is destroyed at once was at its best in the very first point; but a first point that covers
+    # fewer steps than the others (logging_first_step) is noisier than they are and proves nothing
+    if 2 * steps[0] >= steps[1] - steps[0]:
+        level[0] = min(level[0], values[0])
     best_index = int(np.argmin(level))
     best = float(level[best_index])
     end = float(np.median(values[-max(3, n // 10) :]))

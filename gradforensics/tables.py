@@ -263,9 +263,9 @@ class Evidence:
         """The series `name` of `phase` as one sorted row per step, or None where nothing of it was logged.
 
         Of several sources and tags the one with most points, then most digits, then the first in reading order is
-        taken (an HF run logs one loss in three files and a spike must not count three times). The latest attempt wins
-        a step that several attempts wrote; within an attempt the last line wins. `rank` picks one rank's points;
-        None takes rows without a rank or, where all rows name ranks, the lowest rank.
+        taken (an HF run logs one loss in three files and a spike must not count three times). An attempt supersedes
+        what earlier attempts wrote from its first step on; within an attempt the last line wins. `rank` picks one
+        rank's points; None takes rows without a rank or, where all rows name ranks, the lowest rank.
         """
         wanted = (name, phase, rank)
         if wanted not in self._cache:
@@ -286,10 +286,8 @@ class Evidence:
         if chosen is None:
             return None
         key, stored, rows = chosen
-        rows = rows.filter(pl.col("kind") != "missing").with_row_index("order")
-        rows = rows.sort(["step", "attempt", "order"], nulls_last=False).unique(
-            "step", keep="last", maintain_order=True
-        )
+        rows = _surviving(rows.filter(pl.col("kind") != "missing").with_row_index("order"))
+        rows = rows.sort(["step", "attempt", "order"]).unique("step", keep="last", maintain_order=True)
         return _as_series(key, stored, rows)
 
     def attempts(self, name: str, phase: Phase = "train") -> list[Series]:
@@ -373,6 +371,19 @@ def _of_rank(frame: pl.DataFrame, rank: int | None) -> pl.DataFrame:
         return frame
     unnamed = frame.filter(pl.col("rank").is_null())
     return unnamed if unnamed.height else frame.filter(pl.col("rank") == pl.col("rank").min())
+
+
+def _surviving(rows: pl.DataFrame) -> pl.DataFrame:
+    """Without the rows of attempts that a later one superseded: what ran beyond the point of the restart is lost."""
+    if rows["attempt"].n_unique() < 2:
+        return rows
+    firsts = rows.group_by("attempt").agg(pl.col("step").min().alias("first")).sort("attempt", descending=True)
+    cut, limits = None, {}
+    for attempt, first in firsts.iter_rows():
+        limits[attempt] = cut
+        cut = first if cut is None else min(cut, first)
+    limit = pl.col("attempt").replace_strict(limits, return_dtype=pl.Int64)
+    return rows.filter(limit.is_null() | (pl.col("step") < limit))
 
 
 def _as_series(key: SeriesKey, stored: SeriesFrame, rows: pl.DataFrame) -> Series:

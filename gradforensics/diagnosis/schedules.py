@@ -70,8 +70,19 @@ def worst_departure(schedule: Schedule, steps: np.ndarray, values: np.ndarray, s
     """|logged - expected| / peak at every point, float64 (n,).
 
     A log names step s for the rate used in it or for the one that comes next, depending on the framework, so that each
-    point may match step s - 1, s or s + 1.
+    point may match from step s - 1 to s + 1. A rate that moves in stairs (a scheduler stepped once per epoch on purpose)
+    may match any step back to where its stair began, as long as no stair is longer than a fifth of the schedule.
     """
-    gaps = [np.abs(values - schedule.at(steps + shift, speed)) for shift in (-1, 0, 1)]
-    gap: np.ndarray = np.min(gaps, axis=0)
+    hold = min(_longest_stair(steps, values), schedule.total / 5)
+    shifts = np.unique(np.concatenate([[-1.0, 0.0, 1.0], np.linspace(-hold, 0.0, 9)]))
+    expected = np.array([schedule.at(steps + shift, speed) for shift in shifts])
+    gap: np.ndarray = np.maximum(np.maximum(expected.min(axis=0) - values, values - expected.max(axis=0)), 0.0)
     return gap / schedule.peak if schedule.peak > 0 else gap
+
+
+def _longest_stair(steps: np.ndarray, values: np.ndarray) -> float:
+    """Longest stretch, in steps, over which a rate stands still before it moves again; 0 where it never does."""
+    moves = np.flatnonzero(np.diff(values) != 0)
+    if len(moves) < 2:
+        return 0.0
+    return float(np.max(steps[moves[1:]] - steps[moves[:-1]]))

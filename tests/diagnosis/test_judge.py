@@ -17,15 +17,15 @@ what = "From step {onset}."
 why = "Because."
 fix = ["Do it."]
 [parameters]
-factor = { value = 10, unit = "times", source = "made up for this test" }
-seed_factor = { value = 10, unit = "times", source = "made up for this test" }
+wide = { value = 0.5, unit = "fraction", source = "made up for this test" }
+seed_wide = { value = 0.5, unit = "fraction", source = "made up for this test" }
 noise = { value = 7.0, unit = "sd", source = "made up for this test" }
 rise = { value = 0.25, unit = "fraction", source = "made up for this test" }
 share = { value = 0.2, unit = "fraction", source = "made up for this test" }
 [[sign]]
-check = "gradient_left_its_level"
+check = "lr_identically_zero"
 strength = "suspect"
-with = { factor = "$GRADIENT" }
+with = { share = "$LR" }
 [[sign]]
 check = "left_best_level"
 strength = "suspect"
@@ -33,16 +33,18 @@ acquits = ACQUITS
 with = { noise = "$noise", rise = "$rise", share = "$share" }
 """
 BAD_LOSS = "decay(2, 1, 50) ramp(1, 5, 20) 5*30"
-BAD_NORM = "1*55 50*45"
+DEAD = "0*100"
 
 
 @pytest.fixture
 def rule(tmp_path):
-    def make(gradient="factor", acquits="true", extra=""):
+    def make(lr="wide", acquits="true", extra=""):
         path = tmp_path / "rule.toml"
-        text = RULE.replace("$GRADIENT", f"${gradient}").replace("ACQUITS", acquits)
-        unused = "seed_factor" if gradient == "factor" else "factor"
-        text = text.replace(f'{unused} = {{ value = 10, unit = "times", source = "made up for this test" }}\n', "", 1)
+        text = RULE.replace("$LR", f"${lr}").replace("ACQUITS", acquits)
+        unused = "seed_wide" if lr == "wide" else "wide"
+        text = text.replace(
+            f'\n{unused} = {{ value = 0.5, unit = "fraction", source = "made up for this test" }}', "", 1
+        )
         path.write_text(text + extra)
         return load_rule(path)
 
@@ -50,39 +52,41 @@ def rule(tmp_path):
 
 
 def test_one_suspect_stays_a_suspect_and_is_no_alarm(rule):
-    verdict = judge(rule(), evidence_of({"series": {"loss": BAD_LOSS, "grad_norm": "1*100"}}))
+    verdict = judge(rule(), evidence_of({"series": {"loss": BAD_LOSS, "lr": "1*100"}}))
     assert (verdict.outcome, verdict.strength, verdict.alarm) == ("fired", "suspect", False)
 
 
 def test_two_suspects_on_disjoint_evidence_make_probable(rule):
-    verdict = judge(rule(), evidence_of({"series": {"loss": BAD_LOSS, "grad_norm": BAD_NORM}}))
+    verdict = judge(rule(), evidence_of({"series": {"loss": BAD_LOSS, "lr": DEAD}}))
     assert (verdict.strength, verdict.alarm) == ("probable", True)
 
 
 def test_a_seed_beside_another_suspect_counts_and_a_seed_alone_is_a_suspect(rule):
-    assert judge(rule("seed_factor"), evidence_of({"series": {"grad_norm": BAD_NORM}})).strength == "suspect"
-    both = evidence_of({"series": {"loss": BAD_LOSS, "grad_norm": BAD_NORM}})
-    assert judge(rule("seed_factor"), both).strength == "probable"
+    assert judge(rule("seed_wide"), evidence_of({"series": {"lr": DEAD}})).strength == "suspect"
+    both = evidence_of({"series": {"loss": BAD_LOSS, "lr": DEAD}})
+    assert judge(rule("seed_wide"), both).strength == "probable"
 
 
 def test_clear_needs_a_judged_sign_that_acquits(rule):
     only_loss = evidence_of({"series": {"loss": "decay(2, 1, 100)"}})
     assert judge(rule(), only_loss).outcome == "clear"
     verdict = judge(rule(acquits="false"), only_loss)
-    assert (verdict.outcome, verdict.missing) == ("not_judged", ("series:grad_norm:points>=20",))
+    assert (verdict.outcome, verdict.missing) == ("not_judged", ("series:lr:points>=10",))
 
 
 def test_missing_is_listed_even_when_clear(rule):
     verdict = judge(rule(), evidence_of({"series": {"loss": "decay(2, 1, 100)"}}))
-    assert verdict.missing == ("series:grad_norm:points>=20",)
+    assert verdict.missing == ("series:lr:points>=10",)
     assert verdict.judged_signs == ("left_best_level",)
 
 
 def test_onset_is_the_earliest_hit_and_knows_the_last_good_step(rule):
-    verdict = judge(rule(), evidence_of({"series": {"loss": BAD_LOSS, "grad_norm": BAD_NORM}}))
-    assert verdict.onset == min(h.onset for h in verdict.holdings)
-    assert verdict.onset_after == verdict.onset - 1
-    assert verdict.texts().what == f"From step {verdict.onset}."
+    loss = judge(rule(), evidence_of({"series": {"loss": BAD_LOSS}}))
+    assert loss.onset_after == loss.onset - 1
+    assert loss.texts().what == f"From step {loss.onset}."
+    both = judge(rule(), evidence_of({"series": {"loss": BAD_LOSS, "lr": DEAD}}))
+    assert sorted(h.onset for h in both.holdings) == [1, loss.onset]
+    assert (both.onset, both.onset_after) == (1, None)
 
 
 LOOK_ALIKE = """

@@ -18,15 +18,15 @@ fix = ["Do it."]
 """
 SIGN = """
 [parameters]
-factor = { value = 10, unit = "times", source = "made up for this test" }
+share = { value = 10, unit = "times", source = "made up for this test" }
 [[sign]]
-check = "gradient_left_its_level"
+check = "lr_identically_zero"
 strength = "suspect"
-with = { factor = "$factor" }
+with = { share = "$share" }
 """
 SEED = (
-    SIGN.replace("factor = { value", "seed_factor = { value")
-    .replace("$factor", "$seed_factor")
+    SIGN.replace("share = { value", "seed_share = { value")
+    .replace("$share", "$seed_share")
     .replace("suspect", "proven")
 )
 
@@ -39,8 +39,8 @@ def write(folder, text, name="test.toml"):
 
 def test_a_good_rule_loads(tmp_path):
     rule = load_rule(write(tmp_path, HEAD + SIGN))
-    assert (rule.id, rule.severity, rule.signs[0].name) == ("TT01", "S2", "gradient_left_its_level")
-    assert rule.signs[0].test.arguments == {"factor": 10.0}
+    assert (rule.id, rule.severity, rule.signs[0].name) == ("TT01", "S2", "lr_identically_zero")
+    assert rule.signs[0].test.arguments == {"share": 10.0}
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_a_good_rule_loads(tmp_path):
         (HEAD.replace("TT01", "tt"), "must look like GF07"),
         (HEAD.replace('"test"', '"A Test"'), "lower case words"),
         (HEAD.replace("{onset}", "{level}"), "{level} is no fact"),
-        (HEAD + SIGN.replace('"$factor"', "10"), "a bare number"),
-        (HEAD + SIGN.replace('"$factor"', '"$other"'), "$other is no parameter"),
-        (HEAD + SIGN.replace("gradient_left_its_level", "gradients"), "no check 'gradients'"),
+        (HEAD + SIGN.replace('"$share"', "10"), "a bare number"),
+        (HEAD + SIGN.replace('"$share"', '"$other"'), "$other is no parameter"),
+        (HEAD + SIGN.replace("lr_identically_zero", "gradients"), "no check 'gradients'"),
         (HEAD + SIGN.replace('"suspect"', '"sure"'), "needs a strength"),
         (HEAD + SIGN.replace("with = {", "with = { more = \"x\","), "takes no 'more'"),
-        (HEAD + SIGN.replace('with = { factor = "$factor" }', ""), "needs 'factor'"),
+        (HEAD + SIGN.replace('with = { share = "$share" }', ""), "needs 'share'"),
         (HEAD + SIGN.replace("value = 10", "value = true"), "must be float"),
         (HEAD + SIGN.replace("value = 10,", ""), "must be { value"),
         (HEAD + SIGN + 'variant = "other"', "no [variant.other]"),
@@ -86,10 +86,10 @@ def test_refused(tmp_path, text, complaint):
 
 def test_a_complaint_names_the_line(tmp_path):
     with pytest.raises(RuleError) as caught:
-        load_rule(write(tmp_path, HEAD + SIGN.replace('"$factor"', "10")))
+        load_rule(write(tmp_path, HEAD + SIGN.replace('"$share"', "10")))
     assert (
         caught.value.line
-        == (HEAD + SIGN).splitlines().index('factor = { value = 10, unit = "times", source = "made up for this test" }')
+        == (HEAD + SIGN).splitlines().index('share = { value = 10, unit = "times", source = "made up for this test" }')
         + 1
     )
 
@@ -137,6 +137,6 @@ def test_series_texts():
 def test_examples_that_are_malformed_say_so(tmp_path):
     rule = load_rule(write(tmp_path, HEAD + SIGN))
     assert "unknown key 'serie'" in check_example(rule, {"serie": {}, "clear": True})
-    assert "neither fires_at" in check_example(rule, {"series": {"grad_norm": "1*30"}})
+    assert "neither fires_at" in check_example(rule, {"series": {"lr": "1*30"}})
     assert "no column 'x'" in check_example(rule, {"tensors": [{"x": 1}], "clear": True})
-    assert "should fire" in check_example(rule, {"series": {"grad_norm": "1*30"}, "fires_at": 1})
+    assert "should fire" in check_example(rule, {"series": {"lr": "1*30"}, "fires_at": 1})

@@ -10,7 +10,7 @@ CHECKS: dict[str, Check] = {
     for c in (
         loss.left_best_level,
         loss.left_best_level_at_high_lr,
-        loss.gradient_left_its_level,
+        loss.left_best_level_with_gradient,
         loss.parks_at_unigram,
         loss.bounces,
         loss.rises_to_nonfinite,

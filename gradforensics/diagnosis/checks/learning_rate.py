@@ -16,6 +16,7 @@ from gradforensics.tables import Evidence, Series
 _ADAM = re.compile(r"adam|lamb|adafactor", re.IGNORECASE)
 _CYCLIC = re.compile(r"restart|cycl|sgdr|plateau|one_?cycle", re.IGNORECASE)
 _STILL = 1e-6  # relative; float32 rates that a log prints from one and the same number differ by less
+_BEYOND = 1.1  # a run that ends where the faster schedule ends may simply count its steps in another unit
 _MOST_STEPS = 256  # accumulation steps, processes or batches per epoch that a wrong stepping is looked for
 
 
@@ -140,6 +141,11 @@ def schedule_warped(evidence: Evidence, *, tolerance: float, share: float, direc
     speed = _best_speed(schedule, lr, tolerance, share)
     if speed is None or (speed > 1) != (direction == "faster"):
         return []
+    last = evidence.steps[1] if evidence.steps else int(lr.steps[-1])
+    if speed > 1 and last < _BEYOND * schedule.total / speed:
+        return Missing(f"steps beyond {schedule.total / speed:.0f} (max_steps may count micro-batches)")
+    if speed < 1 and last < schedule.total / 2:
+        return Missing("the second half of the run (max_steps may count another unit)")
     worst = float(worst_departure(schedule, lr.steps, lr.values).max())
     return [
         hit_at(

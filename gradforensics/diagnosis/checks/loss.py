@@ -13,8 +13,9 @@ from gradforensics.tables import Evidence, Series
 
 # Names that only reinforcement learning and adversarial training log: their losses are no objective that should fall.
 _NOT_DESCENDING = re.compile(
-    r"(?:^|[/_. -])(?:rewards?|episode|returns?|advantages?|discriminator|generator|critic|actor|policy|kl|vf_loss"
-    r"|[dg]_?loss|loss_[dg]|gan)(?:$|[/_. -])|Loss/[DG](?:/|$)",
+    r"(?:^|[/_. -])(?:rewards?|episode|ep_rew|ep_len|returns?|advantages?|clip_?frac(?:tion)?|explained_variance|td_error"
+    r"|q_values?|discriminator|generator|critic|actor|policy|kl|vf_loss|[dg]_?loss|loss_[dg]|gan)(?:$|[/_. -])"
+    r"|Loss/[DG](?:/|$)",
     re.IGNORECASE,
 )
 _TOKEN_READERS = frozenset({"hf-trainer-state", "llamafactory-log"})
@@ -40,7 +41,7 @@ def left_best_level(evidence: Evidence, *, noise: float, rise: float, share: flo
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
-    found = signals.departure(loss.values, noise, rise)
+    found = signals.departure(loss.steps, loss.values, noise, rise)
     if found is None or found.share < share:
         return []
     return [_departure_hit(loss, found)]
@@ -52,7 +53,7 @@ def left_best_level_at_high_lr(evidence: Evidence, *, noise: float, rise: float,
     loss, lr = descending_loss(evidence), evidence.series("lr")
     if isinstance(loss, Missing) or lr is None:
         return loss if isinstance(loss, Missing) else Missing("series:lr")
-    found = signals.departure(loss.values, noise, rise)
+    found = signals.departure(loss.steps, loss.values, noise, rise)
     if found is None or found.share < share or not len(lr.good):
         return []
     peak = float(lr.good.values.max())
@@ -75,21 +76,29 @@ def _departure_hit(loss: Series, found: signals.Departure, **more: Fact) -> Hit:
     )
 
 
-@check(needs=["series:grad_norm:points>=20"], facts=["before", "peak", "factor"])
-def gradient_left_its_level(evidence: Evidence, *, factor: float) -> Answer:
-    """The gradient norm (rolling median) rose to `factor` times the lowest level it had before."""
-    norm = evidence.series("grad_norm")
+@check(
+    needs=["series:loss:points>=20", "series:grad_norm:points>=20"],
+    facts=["best", "level", "rise", "best_step", "norm_before", "norm_peak"],
+)
+def left_best_level_with_gradient(
+    evidence: Evidence, *, noise: float, rise: float, share: float, factor: float
+) -> Answer:
+    """As left_best_level, and the gradient norm (rolling median) rose to `factor` times its lowest level before."""
+    loss, norm = descending_loss(evidence), evidence.series("grad_norm")
+    if isinstance(loss, Missing):
+        return loss
     if norm is None or len(norm.good) < 20:
         return Missing("series:grad_norm:points>=20")
-    norm = norm.good
-    level = signals.rolling_median(norm.values, 3)
+    found = signals.departure(loss.steps, loss.values, noise, rise)
+    if found is None or found.share < share:
+        return []
+    level = signals.rolling_median(norm.good.values, 3)
     lowest = np.minimum.accumulate(level)
     above = np.flatnonzero((lowest > 0) & (level >= factor * lowest))
     if not len(above):
         return []
-    first = int(above[0])
     peak = float(level[above].max())
-    return [hit_at(norm, first, before=float(lowest[first]), peak=peak, factor=peak / float(lowest[first]))]
+    return [_departure_hit(loss, found, norm_before=float(lowest[above[0]]), norm_peak=peak)]
 
 
 @check(

@@ -77,17 +77,28 @@ def backoffs_unprovoked(evidence: Evidence, *, rate: float, least: int, grace: i
 
 
 @check(needs=["events:console"], facts=["count", "rate", "steps"])
-def overflow_lines(evidence: Evidence, *, rate: float, least: int) -> Answer:
-    """The console names more than `rate` skipped steps per step for overflow, `least` of them at the least."""
+def overflow_lines(evidence: Evidence, *, rate: float, least: int, search: float) -> Answer:
+    """The console names more than `rate` skipped steps per step for overflow, `least` of them at the least.
+
+    Left out are the opening search (the first lines, each halving the scale of the one before, down to `search`) and
+    overflows right after the scale had been raised.
+    """
     events = evidence.events_of("overflow")
     if evidence.steps is None:
         return Missing("series:loss")
+    unprovoked, last, searching = [], None, True
+    for event in events:
+        was, to = event.data.get("from"), event.data.get("to")
+        raised = was is not None and last is not None and was > last
+        searching = searching and not raised and to is not None and to >= search
+        if not searching and not raised:
+            unprovoked.append(event)
+        last = to if to is not None else last
     steps = evidence.steps[1] - evidence.steps[0]
-    if len(events) < least or steps <= 0 or len(events) / steps < rate:
+    if len(unprovoked) < least or steps <= 0 or len(unprovoked) / steps < rate:
         return []
-
-    facts = {"count": len(events), "rate": len(events) / steps, "steps": steps}
-    return [Hit(e.step, source=e.source, line=e.line, facts=facts) for e in events[:20]]
+    facts = {"count": len(unprovoked), "rate": len(unprovoked) / steps, "steps": steps}
+    return [Hit(e.step, source=e.source, line=e.line, facts=facts) for e in unprovoked[:20]]
 
 
 @check(needs=[], facts=["precision"])
@@ -109,5 +120,4 @@ def pure_half_precision(evidence: Evidence) -> Answer:
 
 
 def _hit(precision: str) -> Answer:
-
     return [Hit(None, facts={"precision": precision})]
