@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -332,9 +333,13 @@ def _internal_error(error: Exception) -> int:
 
 def entry() -> None:
     """The console script."""
-    # a process of a second spends a tenth of it collecting garbage that imports do not make
+    # in half a second, a tenth goes into collecting garbage that imports do not make, another into tearing down modules
     gc.set_threshold(100_000, 20, 20)
-    sys.exit(main())
+    code = main()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)  # every output file is closed by now
 
 
 if __name__ == "__main__":

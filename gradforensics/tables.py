@@ -378,7 +378,8 @@ def _surviving(rows: pl.DataFrame) -> pl.DataFrame:
     if rows["attempt"].n_unique() < 2:
         return rows
     firsts = rows.group_by("attempt").agg(pl.col("step").min().alias("first")).sort("attempt", descending=True)
-    cut, limits = None, {}
+    cut: int | None = None
+    limits: dict[int, int | None] = {}
     for attempt, first in firsts.iter_rows():
         limits[attempt] = cut
         cut = first if cut is None else min(cut, first)

@@ -1,7 +1,6 @@
 """The command line: exit codes, outputs, and what a user sees when something is wrong."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -175,7 +174,10 @@ def test_a_closed_pipe_is_no_error(run_of, here):
 
 
 def test_help_imports_nothing_heavy():
-    code = "import sys; from gradforensics.cli import main; main(['--help']); print(sorted({'torch','polars','numpy','scipy','jinja2'} & set(sys.modules)))"
+    code = (
+        "import sys; from gradforensics.cli import main; main(['--help']);"
+        "print(sorted({'torch','polars','numpy','scipy','jinja2'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
 
@@ -231,7 +233,7 @@ def test_rules_check_runs_the_examples(tmp_path, capsys):
 def test_nothing_is_written_into_the_run_directory(run_of, here):
     run = run_of(BAD)
     before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.rglob("*")}
-    os.chmod(run, 0o555)
+    run.chmod(0o555)
     main(["analyze", str(run)])
-    os.chmod(run, 0o755)
+    run.chmod(0o755)
     assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.rglob("*")} == before

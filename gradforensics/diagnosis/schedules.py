@@ -70,8 +70,8 @@ def worst_departure(schedule: Schedule, steps: np.ndarray, values: np.ndarray, s
     """|logged - expected| / peak at every point, float64 (n,).
 
     A log names step s for the rate used in it or for the one that comes next, depending on the framework, so that each
-    point may match from step s - 1 to s + 1. A rate that moves in stairs (a scheduler stepped once per epoch on purpose)
-    may match any step back to where its stair began, as long as no stair is longer than a fifth of the schedule.
+    point may match from step s - 1 to s + 1. A rate that moves in stairs (a scheduler stepped once per epoch on
+    purpose) may match any step back to where its stair began; stairs count up to a fifth of the schedule.
     """
     hold = min(_longest_stair(steps, values), schedule.total / 5)
     shifts = np.unique(np.concatenate([[-1.0, 0.0, 1.0], np.linspace(-hold, 0.0, 9)]))

@@ -68,7 +68,9 @@ def discover(paths: Sequence[Path], columns: Mapping[str, str]) -> list[Root]:
             if parent not in named:
                 named[parent] = Root(parent, single=True)
                 roots.append(named[parent])
-            named[parent].files.append(File(path.resolve(), path.name, path.stat().st_size, True, columns))
+            named[parent].files.append(
+                File(path.resolve(), path.name, path.stat().st_size, alone=True, columns=columns)
+            )
         else:
             raise UsageError(f"{path}: neither a file nor a directory")
     return roots
@@ -125,7 +127,7 @@ def _file(root: Root, label: str, path: Path, columns: Mapping[str, str]) -> Fil
         return None
     if not stat.S_ISREG(state.st_mode):
         return None
-    return File(path, name, state.st_size, False, columns)
+    return File(path, name, state.st_size, columns=columns)
 
 
 def _relative(path: str | PurePath, root: Path) -> str:

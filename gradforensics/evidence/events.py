@@ -12,6 +12,7 @@ from gradforensics.tables import Event
 
 TERMINAL = ("exception", "oom", "killed", "timeout", "completed")
 _TEXT = 400
+_SCANNED = 4096
 _MOST = 2000  # events of one kind that are kept from one file
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -125,12 +126,19 @@ class Scanner:
     speaks_of_training: bool = False
     dropped: Counter[str] = field(default_factory=Counter)
     _kept: Counter[str] = field(default_factory=Counter)
+    _last: dict[str, int] = field(default_factory=dict)
     _open: bool = False
     _waited: int = 0
     _closed_at: int = -10
 
-    def feed(self, number: int, line: str) -> None:
-        """Look at one line (already without colours)."""
+    @property
+    def inside_traceback(self) -> bool:
+        """Whether the next line may still belong to a traceback."""
+        return self._open
+
+    def feed(self, number: int, whole: str) -> None:
+        """Look at one line (already without colours), no further right than 4096 characters."""
+        line = whole[:_SCANNED]
         if not self._open and not suspicious(line):
             if number == self._closed_at + 1 and _FRAME.match(without_prefix(line)):
                 self._open = True
@@ -159,7 +167,7 @@ class Scanner:
             return
         found = _FINAL.match(bare.strip())
         named = found is not None and (
-            _ERROR_NAME.search(found[1]) or (found[2] is not None and found[1][:1].isupper())
+            _ERROR_NAME.search(found[1]) or (found[2] is not None and found[1].rpartition(".")[2][:1].isupper())
         )
         if not found or not named:
             self._waited += 1
@@ -180,9 +188,10 @@ class Scanner:
         event = Event(
             kind, line.strip()[:_TEXT], self.source, number, rank=rank_of(line), step=self.step_at(), data=data
         )
-        if self._kept[kind] >= _MOST:
+        if self._kept[kind] < _MOST:
+            self._kept[kind] += 1
+            self._last[kind] = len(self.events)
+            self.events.append(event)
+        else:
             self.dropped[kind] += 1
-            last = max(i for i, e in enumerate(self.events) if e.kind == kind)
-            del self.events[last]
-        self._kept[kind] += 1
-        self.events.append(event)
+            self.events[self._last[kind]] = event

@@ -11,6 +11,7 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -45,12 +46,16 @@ def open_regular(path: Path) -> BinaryIO:
 
 @dataclass(eq=False)
 class File:
-    """A regular file of the input; `name` is its path relative to the input, `alone` that the user named it himself."""
+    """A regular file of the input.
+
+    name: its path relative to the input; alone: the user named this very file; damaged: its gzip data broke off.
+    """
 
     path: Path
     name: str
     size: int
     alone: bool = False
+    damaged: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -73,7 +78,7 @@ class File:
     def head(self) -> bytes:
         """The first 64 KiB of the (uncompressed) content."""
         with self._open() as stream:
-            return _read(stream, HEAD_BYTES)
+            return self._read(stream, HEAD_BYTES)
 
     @cached_property
     def is_lfs_pointer(self) -> bool:
@@ -102,7 +107,7 @@ class File:
     def text(self) -> str:
         """The whole content as text; ValueError where it is larger than any file of its kind would be."""
         with self._open() as stream:
-            data = _read(stream, TEXT_LIMIT + 1)
+            data = self._read(stream, TEXT_LIMIT + 1)
         if len(data) > TEXT_LIMIT:
             raise ValueError(f"larger than {TEXT_LIMIT >> 20} MiB")
         return data.decode(self.encoding, errors="replace").lstrip("\ufeff")
@@ -116,7 +121,7 @@ class File:
         decoder = codecs.getincrementaldecoder(self.encoding)(errors="replace")
         number, done, rest = 1, 0, ""
         with self._open() as stream:
-            while chunk := _read(stream, CHUNK_BYTES):
+            while chunk := self._read(stream, CHUNK_BYTES):
                 done += len(chunk)
                 parts = (rest + decoder.decode(chunk)).split("\n")
                 rest = parts.pop()
@@ -141,21 +146,21 @@ class File:
                 found.update(chunk)
         return found.hexdigest()
 
-    def _open(self) -> io.BufferedIOBase:
-        stream = open_regular(self.path)
-        return gzip.GzipFile(fileobj=stream) if self.gzipped else stream  # type: ignore[return-value]
+    @contextmanager
+    def _open(self) -> Iterator[io.BufferedIOBase]:
+        with open_regular(self.path) as raw:
+            yield gzip.GzipFile(fileobj=raw) if self.gzipped else raw  # type: ignore[misc]  # BinaryIO is a BufferedReader
 
-
-def _read(stream: io.BufferedIOBase, size: int) -> bytes:
-    """Up to `size` bytes; what precedes the damage of a broken gzip file."""
-    parts: list[bytes] = []
-    try:
-        while size > 0 and (part := stream.read(min(size, CHUNK_BYTES))):
-            parts.append(part)
-            size -= len(part)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        pass
-    return b"".join(parts)
+    def _read(self, stream: io.BufferedIOBase, size: int) -> bytes:
+        """Up to `size` bytes; of a damaged gzip file what precedes the damage, which `damaged` remembers."""
+        parts: list[bytes] = []
+        try:
+            while size > 0 and (part := stream.read1(min(size, CHUNK_BYTES))):
+                parts.append(part)
+                size -= len(part)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            self.damaged = True
+        return b"".join(parts)
 
 
 def _shorten(line: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,7 +17,7 @@ from gradforensics.evidence.endings import ending_of
 from gradforensics.evidence.files import HASH_LIMIT, File
 from gradforensics.evidence.grouping import Group, Piece
 from gradforensics.evidence.readers import READERS, Reader
-from gradforensics.evidence.rows import Reading
+from gradforensics.evidence.rows import Reading, Track
 from gradforensics.tables import Evidence, Notice, Progress, SeriesFrame, SeriesKey, Setting, Source
 
 _COUNTS = (
@@ -72,7 +73,7 @@ class _Looked:
         self.pieces: list[Piece] = []
         self.sources: dict[str, Source] = {}
         self.notices: list[Notice] = list(root.notices)
-        self.later: list[str] = []
+        self.later: dict[tuple[str, str], list[str]] = {}
 
     def file(self, file: File) -> None:
         """Read one file, or say why it was not read."""
@@ -93,8 +94,11 @@ class _Looked:
             self._unread(file, "only a git-LFS pointer: the content was not fetched (git lfs pull)")
             return
         if is_later(file) and not (file.base == "training_args.bin" and file.is_text):
-            self.later.append(file.name)
-            self._unread(file, f"this version does not read {_kind(file)}")
+            self._source(file, None, f"this version does not read {_kind(file)}")
+            self.later.setdefault((_kind(file), str(PurePosixPath(file.name).parent)), []).append(file.name)
+            return
+        if not file.head:
+            self._unread(file, "no valid gzip data")
             return
         if not file.is_text:
             if file.alone or file.suffix in _TEXTS:
@@ -111,9 +115,14 @@ class _Looked:
             self._unread(file, "no reader knows this content")
 
     def _claim(self, file: File, reader: str, reading: Reading) -> None:
-        self._source(file, reader, reading.remark)
+        self._source(file, reader, "")
+        if file.damaged:
+            self.notices.append(Notice(file.name, None, "the gzip data is damaged or cut: read up to there"))
         self.notices += [Notice(file.name, line, text) for line, text in reading.notices]
-        self.pieces.append(Piece(file, reader, reading))
+        piece = Piece(file, reader, reading)
+        if piece.rank is not None:
+            _name_rank(reading, piece.rank)
+        self.pieces.append(piece)
 
     def _unread(self, file: File, text: str) -> None:
         self._source(file, None, text)
@@ -129,6 +138,9 @@ class _Looked:
 
     def runs(self, given: Sequence[Setting]) -> list[Evidence]:
         """The evidence of every run of this input."""
+        for (kind, _), names_ in self.later.items():
+            several = f" ({len(names_)} such files here)" if len(names_) > 1 else ""
+            self.notices.append(Notice(names_[0], None, f"this version does not read {kind}{several}"))
         groups = grouping.group(self.pieces, str(self.root.path), single=self.root.single)
         if not groups:
             return []
@@ -154,6 +166,15 @@ class _Looked:
         _add_series(evidence, found)
         evidence.ending = ending_of(evidence, found.pieces)
         return evidence
+
+
+def _name_rank(reading: Reading, rank: int) -> None:
+    """Give everything in a file that is called after a rank this rank, where its lines do not name one."""
+    for track in reading.tracks:
+        frame = track.stored.frame.with_columns(pl.col("rank").fill_null(pl.lit(rank, pl.UInt32)))
+        track.stored = replace(track.stored, frame=frame)
+    if reading.events is not None:
+        reading.events = [event if event.rank is not None else replace(event, rank=rank) for event in reading.events]
 
 
 def _read(reader: Reader, file: File) -> Reading:
@@ -189,42 +210,31 @@ def _store(evidence: Evidence, phase: Any, series: str, tag: str, source: str, s
 def _store_states(evidence: Evidence, states: Sequence[Piece]) -> None:
     """Trainer states of one run: the last is the most complete; an older one counts only where it tells otherwise."""
     main = states[-1]
-    attempts: dict[int, set[int]] = {}
     older: list[tuple[Piece, int]] = []
     for piece in states[:-1]:
         parted = _parts_at(piece, main)
         if parted is not None:
             older.append((piece, parted))
-            attempts[id(piece)] = set()
-    if older:
-        for piece, parted in older:
             text = f"differs from {main.file.name} from step {parted} on: an earlier attempt"
             evidence.notices.append(Notice(piece.file.name, None, text))
+    cut = min((parted for _, parted in older), default=None)
     for track in main.reading.tracks:
-        frames = []
-        cut = min((parted for _, parted in older), default=None)
-        for number, (piece, parted) in enumerate(older):
-            match = next(
-                (
-                    t
-                    for t in piece.reading.tracks
-                    if (t.phase, t.series, t.tag) == (track.phase, track.series, track.tag)
-                ),
-                None,
-            )
-            if match is not None:
-                rows = match.stored.frame.filter(pl.col("step") >= parted)
-                frames.append(
-                    rows.with_columns(pl.lit(number, pl.UInt16).alias("attempt"), pl.lit(None, pl.UInt32).alias("line"))
-                )
-        last = track.stored.frame
+        frame = track.stored.frame
         if cut is not None:
-            last = last.with_columns(
-                pl.when(pl.col("step") >= cut).then(pl.lit(len(older))).otherwise(0).cast(pl.UInt16).alias("attempt")
-            )
-            last = pl.concat([last.filter(pl.col("step") < cut), *frames, last.filter(pl.col("step") >= cut)])
-        stored = SeriesFrame(last, track.stored.step_unit, track.stored.resolution)
+            numbered = frame.with_columns(pl.lit(len(older), pl.UInt16).alias("attempt"))
+            earlier = [_lost_rows(piece, parted, track, number) for number, (piece, parted) in enumerate(older)]
+            frame = pl.concat([frame.filter(pl.col("step") < cut), *earlier, numbered.filter(pl.col("step") >= cut)])
+        stored = replace(track.stored, frame=frame)
         _store(evidence, track.phase, track.series, track.tag, main.file.name, stored)
+
+
+def _lost_rows(piece: Piece, parted: int, track: Track, attempt: int) -> pl.DataFrame:
+    """What an older state logged of a series from the step on at which it parts; its lines are of another file."""
+    for other in piece.reading.tracks:
+        if (other.phase, other.series, other.tag) == (track.phase, track.series, track.tag):
+            rows = other.stored.frame.filter(pl.col("step") >= parted)
+            return rows.with_columns(pl.lit(attempt, pl.UInt16).alias("attempt"), pl.lit(None, pl.UInt32).alias("line"))
+    return track.stored.frame.clear()
 
 
 def _parts_at(piece: Piece, main: Piece) -> int | None:
@@ -302,17 +312,10 @@ def _kind(file: File) -> str:
 def _nothing(looked: Sequence[_Looked], paths: Sequence[Path]) -> str:
     """What was looked at, and what would have counted."""
     where = ", ".join(str(p) for p in paths)
-    later = [name for part in looked for name in part.later]
+    later = [name for part in looked for names_ in part.later.values() for name in names_]
     pieces = [p for part in looked for p in part.pieces]
     if later and not pieces:
-        kinds = sorted(
-            {
-                n.text.removeprefix("this version does not read ")
-                for part in looked
-                for n in part.notices
-                if n.source in later
-            }
-        )
+        kinds = sorted({kind for part in looked for kind, _ in part.later})
         which = f"{' and '.join(kinds)} ({len(later)} files, such as {later[0]})"
         return f"{where}: only {which}, which this version does not read. {_COUNTS}"
     count = sum(len(part.root.files) for part in looked)

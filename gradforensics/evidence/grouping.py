@@ -41,6 +41,7 @@ _GENERIC = re.compile(
     r"^(?:run|runs|output|outputs|out|log|logs|checkpoints?|results?|version_\d+|train|training|exp|"
     r"experiments?|tmp|data|models?)$"
 )
+_RANK = re.compile(r"(?:^|[/._-])rank[._-]?(\d{1,6})(?=[/._-]|$)")
 _ANCHORS = frozenset({"hf-trainer-state", "llamafactory-log", "json-results"})
 _AGREE = 0.7  # share of common points that must agree for two files to show the same series
 
@@ -63,6 +64,12 @@ class Piece:
         name = PurePosixPath(self.file.name).name
         name = name.removesuffix(".gz")
         return PurePosixPath(name).stem or name
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that the file or its folder is called after (rank_3.log, rank3/train.log)."""
+        found = _RANK.search("/".join(PurePosixPath(self.file.name).parts[-2:]).lower())
+        return int(found[1]) if found else None
 
     @property
     def is_series(self) -> bool:
@@ -113,7 +120,9 @@ def nearest(folder: PurePosixPath, groups: list[Group]) -> list[Group]:
 def _fold(pieces: list[Piece]) -> None:
     """Checkpoint folders belong to the folder above them, folders of logs do where that holds evidence itself."""
     for piece in pieces:
-        while piece.folder.parts and _CHECKPOINT.match(piece.folder.name.lower()):
+        while piece.folder.parts and (
+            _CHECKPOINT.match(piece.folder.name.lower()) or _RANK.fullmatch(piece.folder.name.lower())
+        ):
             piece.folder = piece.folder.parent
     homes = {p.folder for p in pieces}
     for piece in pieces:
@@ -148,6 +157,8 @@ def _chained(chain: list[Piece], piece: Piece) -> list[Piece]:
 def _relation(a: Piece, b: Piece) -> Relation:
     """How the series of `a` stand to those of `b`."""
     if a.reader in _ANCHORS and b.reader in _ANCHORS:
+        return "same"
+    if a.rank is not None and b.rank is not None and a.rank != b.rank:
         return "same"
     if (a.reader in _ANCHORS) != (b.reader in _ANCHORS) and "console" in (a.reader, b.reader):
         return "same"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -51,13 +52,13 @@ class Reading:
     events: list[Event] | None = None
     notices: list[tuple[int | None, str]] = field(default_factory=list)
     trail: Trail = field(default_factory=Trail)
-    remark: str = ""
     speaks_of_training: bool = False
     claimed: bool = True
 
 
 @dataclass
 class _Column:
+    hint: Phase | None
     tag: str
     rows: list[int] = field(default_factory=list)
     values: list[float | None] = field(default_factory=list)
@@ -118,7 +119,7 @@ class RowLog:
         for tag, value in values.items():
             column = self._columns.get((phase, tag))
             if column is None:
-                column = self._columns[phase, tag] = _Column(tag)
+                column = self._columns[phase, tag] = _Column(phase, tag)
             column.rows.append(row)
             column.values.append(value)
             if lines is not None:
@@ -134,10 +135,13 @@ class RowLog:
             return []
         steps = self._standing()
         groups = [(column.present(), column) for column in self._columns.values()]
+        # an evaluation may count its own steps from 0 every time: only the training's series tell a restart
+        trained = [g for g in groups if (g[1].hint or names.series_of(g[1].tag)[0]) not in ("eval", "test")] or groups
         attempts = np.zeros(len(self._lines), dtype=np.uint16)
         if self._unit != "row":
-            steps = self._count_through(steps, [rows for rows, _ in groups])
-            attempts = self._attempts(steps, groups)
+            steps = self._count_through(steps, [rows for rows, _ in trained])
+            attempts = self._attempts(steps, trained)
+            self._count_repeats(steps, attempts, self._by_rank([g for g in trained if names.is_metric(g[1].tag)]))
         self.stands = list(zip(self._lines, steps.tolist(), strict=True))
         shared = pl.DataFrame(
             {
@@ -163,12 +167,8 @@ class RowLog:
             return np.arange(1, len(self._lines) + 1, dtype=np.int64)
         epochs = [numbers.whole(e) for e in self._epochs]
         known = [e for e in epochs if e is not None]
-        distinct = len(set(known))
-        if (
-            known
-            and len(known) == len(epochs)
-            and (distinct * 2 > len(known) or (distinct > 1 and self._unit == "epoch"))
-        ):
+        repeats = sum(a == b for a, b in pairwise(known))
+        if known and len(known) == len(epochs) and (repeats * 2 <= len(known) or self._unit == "epoch"):
             self._unit = "epoch"
             return np.array(known, dtype=np.int64)
         self._unit = "row"
@@ -196,7 +196,7 @@ class RowLog:
         return np.asarray((epochs - base) * period + steps, dtype=np.int64)
 
     def _attempts(self, steps: np.ndarray, groups: Sequence[tuple[np.ndarray, _Column]]) -> np.ndarray:
-        """Attempt of every row: a series whose steps go back begins a new one. Also counts repeated steps."""
+        """Attempt of every row: a series whose steps go back begins a new one."""
         parts = self._by_rank(groups)
         backs: list[tuple[int, int]] = []
         for rows in parts:
@@ -220,7 +220,6 @@ class RowLog:
                     f"steps go back {_times(len(starts))}: {len(starts) + 1} attempts in this file",
                 )
             )
-        self._count_repeats(steps, attempts, self._by_rank([g for g in groups if names.is_metric(g[1].tag)]))
         return attempts
 
     def _by_rank(self, groups: Sequence[tuple[np.ndarray, _Column]]) -> Sequence[np.ndarray]:

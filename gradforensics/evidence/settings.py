@@ -52,7 +52,7 @@ def read(file: File) -> Reading:
     reading = Reading(settings=[])
     leaves: list[Leaf] = []
     try:
-        for leaf in _leaves(file):
+        for leaf in _leaves(file) if "_wandb" not in file.start else _unwrapped(_leaves(file)):
             if len(leaves) >= LEAF_LIMIT:
                 reading.notices.append((leaf[2], f"only the first {LEAF_LIMIT} settings were read"))
                 break
@@ -87,6 +87,13 @@ def _leaves(file: File) -> Iterator[Leaf]:
     if file.suffix in (".json", ".bin"):
         return _json(text)
     return _toml(text) if file.suffix == ".toml" else _yaml(text)
+
+
+def _unwrapped(leaves: Iterator[Leaf]) -> Iterator[Leaf]:
+    """Settings as W&B writes them, each as {"desc": ..., "value": ...}."""
+    for name, value, line in leaves:
+        if not name.startswith("_wandb") and not name.endswith(".desc"):
+            yield name.replace(".value.", ".").removesuffix(".value"), value, line
 
 
 def _json(text: str) -> Iterator[Leaf]:

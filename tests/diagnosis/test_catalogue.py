@@ -60,7 +60,10 @@ def test_rule_lies_in_the_folder_of_its_family_under_its_slug(rule):
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.id)
 def test_fixes_do_not_recommend_what_is_known_to_harm(rule):
     fixes = " ".join(f for texts in rule.texts.values() for f in texts.fix)
-    harmful = r"xavier|eps\s*=?\s*1e-5|NCCL_SOCKET_TIMEOUT|optim=.lion|loss_scale=128|requires_grad_\(True\)|zero_grad\(\) before every"
+    harmful = (
+        r"xavier|eps\s*=?\s*1e-5|NCCL_SOCKET_TIMEOUT|optim=.lion|loss_scale=128"
+        r"|requires_grad_\(True\)|zero_grad\(\) before every"
+    )
     assert not re.search(harmful, fixes, re.IGNORECASE)
 
 

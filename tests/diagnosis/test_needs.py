@@ -61,8 +61,16 @@ def test_malformed_needs_say_why(text, complaint):
 
 def test_every_kind_of_need_has_advice():
     for text in (
-        "series:lr", "series:eval/loss", "series:loss:ranks>=2", "settings:max_steps", "events:console", "events:kernel",
-        "experiments:lr", "checkpoints:rows>=2", "batch", "environment",
-    ):  # fmt: skip
+        "series:lr",
+        "series:eval/loss",
+        "series:loss:ranks>=2",
+        "settings:max_steps",
+        "events:console",
+        "events:kernel",
+        "experiments:lr",
+        "checkpoints:rows>=2",
+        "batch",
+        "environment",
+    ):
         assert needs.advice(text).endswith(".")
     assert needs.advice("a loss that is meant to fall") == ""

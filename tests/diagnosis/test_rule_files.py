@@ -56,7 +56,7 @@ def test_a_good_rule_loads(tmp_path):
         (HEAD + SIGN.replace('"$share"', '"$other"'), "$other is no parameter"),
         (HEAD + SIGN.replace("lr_identically_zero", "gradients"), "no check 'gradients'"),
         (HEAD + SIGN.replace('"suspect"', '"sure"'), "needs a strength"),
-        (HEAD + SIGN.replace("with = {", "with = { more = \"x\","), "takes no 'more'"),
+        (HEAD + SIGN.replace("with = {", 'with = { more = "x",'), "takes no 'more'"),
         (HEAD + SIGN.replace('with = { share = "$share" }', ""), "needs 'share'"),
         (HEAD + SIGN.replace("value = 10", "value = true"), "must be float"),
         (HEAD + SIGN.replace("value = 10,", ""), "must be { value"),
@@ -103,8 +103,8 @@ def test_not_utf8(tmp_path):
 
 def test_a_folder_of_rules(tmp_path):
     write(tmp_path, HEAD + SIGN, "a.toml")
+    write(tmp_path, HEAD + SIGN, "b.toml")
     with pytest.raises(RuleError, match="taken by"):
-        write(tmp_path, HEAD + SIGN, "b.toml")
         load_rules(tmp_path)
     write(tmp_path, HEAD.replace("TT01", "TT02") + 'leads_to = ["TT99"]', "b.toml")
     with pytest.raises(RuleError, match="TT99, which does not exist"):
@@ -130,7 +130,7 @@ def test_series_texts():
     assert values_of("sawtooth(0, 1, 2, 4)") == [0.0, 1.0, 0.0, 1.0]
     assert values_of("1*3 + noise(sd=0.1)") == values_of("1*3 + noise(sd=0.1)")
     for wrong in ("exec(1)", "1*3 + exec(1)", "x"):
-        with pytest.raises(ValueError, match="exec|x"):
+        with pytest.raises(ValueError, match=r"exec|x"):
             values_of(wrong)
 
 

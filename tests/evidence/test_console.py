@@ -1,5 +1,7 @@
 """Console logs: the lines that count, those that must not, and the steps that are not printed."""
 
+# ruff: noqa: E501  lines of logs and files stand here as they are written
+
 import gzip
 
 import pytest
@@ -55,6 +57,7 @@ def test_pairs(line, step, total, epoch, values):
 )  # fmt: skip
 def test_dicts(line, epoch, values):
     found = read_dict(line)
+    assert found is not None
     assert found.epoch == epoch
     assert found.values == pytest.approx(values, nan_ok=True)
 
@@ -121,7 +124,11 @@ def test_epochs_only(read):
 
 
 def test_iterations_inside_epochs(read):
-    text = "".join(f"Train: data epoch: [{e}]  [{i:4d}/20]  eta: 0:00:01  loss: 1.0  lr: 0.1\n" for e in range(3) for i in (0, 10, 19))
+    text = "".join(
+        f"Train: data epoch: [{e}]  [{i:4d}/20]  eta: 0:00:01  loss: 1.0  lr: 0.1\n"
+        for e in range(3)
+        for i in (0, 10, 19)
+    )
     evidence = read("x.out", text)
     assert evidence.series("loss").steps.tolist() == [0, 10, 19, 20, 30, 39, 40, 50, 59]
     assert len(evidence.attempts("loss")) == 1
@@ -129,7 +136,9 @@ def test_iterations_inside_epochs(read):
 
 def test_keras_bars(read):
     text = "".join(
-        f"Epoch {e}/2\n" + "\r".join(f"{i}/3 [=>...] - ETA: 0s - loss: {e}.{i}" for i in (1, 2)) + f"\r3/3 [====] - 1s - loss: {e}.3 - val_loss: 9.0\n"
+        f"Epoch {e}/2\n"
+        + "\r".join(f"{i}/3 [=>...] - ETA: 0s - loss: {e}.{i}" for i in (1, 2))
+        + f"\r3/3 [====] - 1s - loss: {e}.3 - val_loss: 9.0\n"
         for e in (1, 2)
     )
     evidence = read("train.log", text)
@@ -148,7 +157,11 @@ def test_blocks_below_a_header(read):
 
 def test_coqui_blocks(read):
     block = "\x1b[1m   --> TIME: 2026-02-11 01:08:34 -- STEP: {s}/100 -- GLOBAL_STEP: {s}\x1b[0m\n     | > loss: 0.5{s}  (0.5)\n     | > current_lr: 5e-06 \n\n"
-    text = block.format(s=10) + block.format(s=20) + "\x1b[1m > EVALUATION \x1b[0m\n     | > avg_loss:\x1b[92m 2.75 \x1b[0m(-0.5)\n"
+    text = (
+        block.format(s=10)
+        + block.format(s=20)
+        + "\x1b[1m > EVALUATION \x1b[0m\n     | > avg_loss:\x1b[92m 2.75 \x1b[0m(-0.5)\n"
+    )
     evidence = read("trainer_0_log.txt", text)
     assert evidence.series("loss").steps.tolist() == [10, 20]
     assert evidence.series("lr").values.tolist() == [5e-6, 5e-6]
@@ -163,7 +176,11 @@ def bar(n, total=30):
 def test_dict_lines_take_their_step_from_the_bar(read):
     text = ""
     for n in (10, 20, 30):
-        text += bar(n - 1) + f"\n{{'loss': 2.{n}, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': {n / 30:.2f}}}\n" + bar(n)
+        text += (
+            bar(n - 1)
+            + f"\n{{'loss': 2.{n}, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': {n / 30:.2f}}}\n"
+            + bar(n)
+        )
     text += "\n{'train_runtime': 12.5, 'train_samples_per_second': 3.0, 'train_loss': 2.2, 'epoch': 1.0}\n"
     evidence = read("train.log", text)
     loss = evidence.series("loss")
@@ -179,14 +196,20 @@ def test_an_evaluation_between_the_bars(read):
     text = ""
     for n in (10, 20):
         text += bar(n) + f"{{'loss': 2.{n}, 'epoch': 0.{n}}}\n" + bar(n)
-        text += "\r 50%|## | 1/2 [00:00<00:00]" + f"{{'eval_loss': 3.{n}, 'eval_runtime': 1.0, 'epoch': 0.{n}}}\n" + bar(n + 1)
+        text += f"\r 50%|## | 1/2 [00:00<00:00]{{'eval_loss': 3.{n}, 'eval_runtime': 1.0, 'epoch': 0.{n}}}\n" + bar(
+            n + 1
+        )
     evidence = read("train.log", text)
     assert evidence.series("loss").steps.tolist() == [10, 20]
     assert evidence.series("loss", "eval").steps.tolist() == [10, 20]
 
 
 def test_dict_lines_without_bars_are_rows(read):
-    rows = ["{'loss': '2.315', 'learning_rate': '9.441e-05', 'epoch': '0.1'}", "{'eval_loss': '2.5', 'epoch': '0.1'}", "{'loss': 'nan', 'learning_rate': '0', 'epoch': '0.2'}"]
+    rows = [
+        "{'loss': '2.315', 'learning_rate': '9.441e-05', 'epoch': '0.1'}",
+        "{'eval_loss': '2.5', 'epoch': '0.1'}",
+        "{'loss': 'nan', 'learning_rate': '0', 'epoch': '0.2'}",
+    ]
     evidence = read("train.log", "\n".join(rows) + "\n")
     loss = evidence.series("loss")
     assert (loss.step_unit, loss.steps.tolist(), loss.kinds) == ("row", [1, 2], ("finite", "nan"))
@@ -210,7 +233,12 @@ def test_settings_of_the_banner(read):
         "  Gradient Accumulation steps = 2\n  Total optimization steps = 375\nstep 1 loss 2.0\nstep 2 loss 1.9\n"
     )
     evidence = read("train.log", text)
-    wanted = {"num_train_epochs": 3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 375}
+    wanted = {
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 375,
+    }
     assert {s.key: s.value for s in evidence.settings} == wanted
     assert evidence.ending.kind == "truncated"
 
@@ -226,7 +254,7 @@ def test_settings_of_the_banner(read):
         "[Sat Mar  4 04:27:15 2023] NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s\n",
         "6,3973,227996636,-;nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context\n" * 3,
         "job.sh: line 25: 1200261 Killed                  python generate.py\n",
-        "Traceback (most recent call last):\n  File \"serve.py\", line 3, in <module>\nValueError: no\n",
+        'Traceback (most recent call last):\n  File "serve.py", line 3, in <module>\nValueError: no\n',
     ],
 )  # fmt: skip
 def test_other_logs_give_nothing(read, text):
@@ -265,3 +293,27 @@ def test_a_cut_gzip_gives_what_it_holds(read):
 def test_a_huge_line_is_bounded(read):
     evidence = read("train.log", "step 1 loss: 2.50\n" + "x" * 30_000_000 + "\nstep 2 loss: 2.25\n")
     assert evidence.series("loss").lines.tolist() == [1, 3]
+
+
+def test_openmmlab_lines(read):
+    text = "".join(
+        f"Epoch(train)  [{e}][ {i}/20]  lr: 1.0e-02  eta: 0:00:01  time: 0.3  loss: {e}.{i}\n"
+        for e in (1, 2)
+        for i in (10, 20)
+    )
+    assert read("a.log", text).series("loss").steps.tolist() == [10, 20, 30, 40]
+
+
+def test_an_evaluation_that_counts_its_own_steps_is_no_restart(read):
+    text = ""
+    for s in (10, 20):
+        text += f"step {s} loss 2.{s}\n" + "".join(f"Validation step {i} loss 3.{i}\n" for i in (1, 2, 3))
+    evidence = read("a.log", text)
+    assert evidence.series("loss").steps.tolist() == [10, 20]
+    assert len(evidence.attempts("loss", "eval")) == 1
+    assert evidence.notices == []
+
+
+def test_a_stray_dict_does_not_replace_the_lines(read):
+    text = "".join(f"step {s} loss 2.{s}\n" for s in range(10, 20)) + "{'eval_loss': 0.5, 'epoch': 1.0}\n"
+    assert len(read("a.log", text).series("loss")) == 10

@@ -1,5 +1,7 @@
 """Tables with any column names, from the tidy to the broken."""
 
+# ruff: noqa: E501  lines of logs and files stand here as they are written
+
 import pytest
 
 from gradforensics.errors import NoEvidenceError
@@ -49,7 +51,9 @@ def test_ultralytics_padded_names(read):
 
 
 def test_baselines_progress_without_a_step(read):
-    evidence = read("progress.csv", "agent acc,loss,value loss,mean 100 episode reward\n0.8,10.5,21.5,25.75\n0.7,5.0,10.5,62.0\n")
+    evidence = read(
+        "progress.csv", "agent acc,loss,value loss,mean 100 episode reward\n0.8,10.5,21.5,25.75\n0.7,5.0,10.5,62.0\n"
+    )
     assert evidence.series("loss").step_unit == "row"
     assert evidence.series("loss").steps.tolist() == [1, 2]
     assert evidence.series("value loss").values.tolist() == [21.5, 10.5]
@@ -86,7 +90,20 @@ def test_a_quote_that_never_closes(read):
 def test_every_kind(read):
     cells = ["1.5", "nan", "NaN", "-nan", "inf", "-inf", "Infinity", "", "None", "NA", "1e999", "-0.0"]
     evidence = read("m.csv", "step,loss\n" + "".join(f"{i},{c}\n" for i, c in enumerate(cells)))
-    kinds = ["finite", "nan", "nan", "nan", "posinf", "neginf", "posinf", "missing", "missing", "missing", "posinf", "finite"]
+    kinds = [
+        "finite",
+        "nan",
+        "nan",
+        "nan",
+        "posinf",
+        "neginf",
+        "posinf",
+        "missing",
+        "missing",
+        "missing",
+        "posinf",
+        "finite",
+    ]
     assert frame_of(evidence, "loss")["kind"].to_list() == kinds
     assert evidence.series("loss").lines.tolist() == [2, 3, 4, 5, 6, 7, 8, 12, 13]
 

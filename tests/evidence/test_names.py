@@ -1,5 +1,7 @@
 """Framework names -> canonical series and settings."""
 
+# ruff: noqa: E501  lines of logs and files stand here as they are written
+
 import pytest
 
 from gradforensics.errors import UsageError
@@ -36,13 +38,16 @@ def test_losses(tag):
     assert is_loss(tag)
 
 
-@pytest.mark.parametrize("tag", ["loss_weight", "kl_loss_coef", "loss_fn", "glossary", "loss scale", "use_kl_loss_type"])
+@pytest.mark.parametrize(
+    "tag", ["loss_weight", "kl_loss_coef", "loss_fn", "glossary", "loss scale", "use_kl_loss_type"]
+)
 def test_no_losses(tag):
     assert not is_loss(tag)
 
 
 @pytest.mark.parametrize(
-    ("tag", "yes"), [("rouge1", True), ("mAP50", True), ("lr", True), ("label", False), ("id", False), ("elapsed", False)]
+    ("tag", "yes"),
+    [("rouge1", True), ("mAP50", True), ("lr", True), ("label", False), ("id", False), ("elapsed", False)],
 )
 def test_metrics(tag, yes):
     assert is_metric(tag) is yes
@@ -70,7 +75,7 @@ def test_known_and_unset_settings():
     assert is_unset("max_steps", -1)
     assert is_unset("learning_rate", "auto")
     assert not is_unset("max_steps", 100)
-    assert not is_unset("max_steps", False)  # noqa: FBT003
+    assert not is_unset("max_steps", False)
 
 
 @pytest.mark.parametrize("columns", [{"": "loss"}, {"a": ""}, {" ": " "}])

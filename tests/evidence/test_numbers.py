@@ -30,7 +30,9 @@ def test_no_numbers(text):
 
 
 def test_minus_zero_keeps_its_sign():
-    assert math.copysign(1, parse_number("-0.0")) == -1
+    found = parse_number("-0.0")
+    assert found is not None
+    assert math.copysign(1, found) == -1
 
 
 @pytest.mark.parametrize("value", [True, [], {}, "x" * 100])
@@ -46,7 +48,14 @@ def test_huge_integers_are_infinite():
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("0:01:48", 108), ("3 days, 17:51:32", 323492), ("1 day, 1:13:27", 90807), ("02:30", 150), ("12", None), ("a:b", None)],
+    [
+        ("0:01:48", 108),
+        ("3 days, 17:51:32", 323492),
+        ("1 day, 1:13:27", 90807),
+        ("02:30", 150),
+        ("12", None),
+        ("a:b", None),
+    ],
 )
 def test_clock(text, seconds):
     assert clock_seconds(text) == seconds
@@ -71,6 +80,8 @@ def test_rounded_to():
     assert rounded_to([0.1234] * 8 + [None, math.nan], 4)
 
 
-@pytest.mark.parametrize(("value", "number"), [(3.0, 3), (3.5, None), (math.nan, None), (1e300, None), (None, None), (-0.0, 0)])
+@pytest.mark.parametrize(
+    ("value", "number"), [(3.0, 3), (3.5, None), (math.nan, None), (1e300, None), (None, None), (-0.0, 0)]
+)
 def test_whole(value, number):
     assert whole(value) == number

@@ -9,6 +9,8 @@ from gradforensics.diagnosis.checks.loss import descending_loss, lasting_bad
 from gradforensics.diagnosis.vocabulary import Answer, Hit, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
+_COARSE = 1e-3  # a loss printed with fewer than three decimals may show 0 without being near it
+
 
 def _by_attempt(evidence: Evidence) -> list[tuple[Series | None, Series | None]]:
     """(loss, gradient norm) of every attempt, so that a failed launch shows even where a later one went on."""
@@ -27,17 +29,17 @@ def _step_of(series: Series | None) -> tuple[int, int] | None:
 
 @check(needs=["series:loss", "series:grad_norm"], facts=["kind", "points"])
 def loss_nonfinite_first(evidence: Evidence) -> Answer:
-    """The loss is NaN or infinite for good, and the gradient norm of the step before was finite: the forward pass came first.
+    """The loss is NaN or infinite for good, and the gradient norm of the step before was finite.
 
-    Only a log of every step can tell: in a mean over several steps, and without a gradient norm, a NaN gradient may have
-    come first.
+    Then the forward pass came first. Only a log of every step can tell: in a mean over several steps, and without a
+    gradient norm, a NaN gradient may have come first.
     """
     return _loss_first(evidence, certain=True)
 
 
 @check(needs=["series:loss"], facts=["kind", "points"])
 def loss_nonfinite(evidence: Evidence) -> Answer:
-    """The loss is NaN or infinite for good, and the log does not show whether the forward or the backward pass came first."""
+    """The loss is NaN or infinite for good, and the log does not show which pass came first."""
     return _loss_first(evidence, certain=False)
 
 
@@ -96,7 +98,7 @@ def nonfinite_isolated(evidence: Evidence) -> Answer:
 
 @check(needs=["series:loss", "series:grad_norm"], facts=["kind", "points"])
 def batch_without_labels(evidence: Evidence) -> Answer:
-    """Single NaN losses at which the gradient norm is exactly 0: the mean over no label at all is 0/0 (detector D35)."""
+    """Single NaN losses at which the gradient norm is exactly 0: the mean over no label is 0/0 (detector D35)."""
     return _single_bad_losses(evidence, gradient_zero=True)
 
 
@@ -154,9 +156,13 @@ def zero_loss_nan_gradient(evidence: Evidence, *, points: int) -> Answer:
     if pair is None or isinstance(pair, Missing):
         return [] if pair is None else pair
     loss, norm = pair
-    if loss.resolution > 0:
-        return Missing("series:loss with all its digits")
-    still = np.concatenate([[False], np.diff(loss.values) == 0]) | (loss.values == 0)
+    if loss.resolution > _COARSE:
+        return Missing("series:loss with more digits")
+    # rounded digits repeat by themselves, but 0.0000 is no loss of a model that has just seen NaN gradients
+    repeated = (
+        np.concatenate([[False], np.diff(loss.values) == 0]) if loss.resolution == 0 else np.zeros(len(loss), bool)
+    )
+    still = repeated | (loss.values == 0)
     start = signals.first_run(still & loss.finite & norm.bad, points)
     if start is None:
         return []
@@ -208,6 +214,6 @@ def loss_exactly_zero(evidence: Evidence, *, points: int, before: float) -> Answ
     level = float(np.median(loss.values[max(0, start - 5) : start]))
     if level <= before:
         return []
-    if loss.resolution > 0:
-        return Missing("series:loss with all its digits")
+    if loss.resolution > _COARSE:
+        return Missing("series:loss with more digits")
     return [hit_at(loss, start, points=len(loss) - start, before=level)]

@@ -13,8 +13,8 @@ from gradforensics.tables import Evidence, Series
 
 # Names that only reinforcement learning and adversarial training log: their losses are no objective that should fall.
 _NOT_DESCENDING = re.compile(
-    r"(?:^|[/_. -])(?:rewards?|episode|ep_rew|ep_len|returns?|advantages?|clip_?frac(?:tion)?|explained_variance|td_error"
-    r"|q_values?|discriminator|generator|critic|actor|policy|kl|vf_loss|[dg]_?loss|loss_[dg]|gan)(?:$|[/_. -])"
+    r"(?:^|[/_. -])(?:rewards?|episode|ep_rew|ep_len|returns?|advantages?|clip_?frac(?:tion)?|explained_variance"
+    r"|td_error|q_values?|discriminator|generator|critic|actor|policy|kl|vf_loss|[dg]_?loss|loss_[dg]|gan)(?:$|[/_. -])"
     r"|Loss/[DG](?:/|$)",
     re.IGNORECASE,
 )

@@ -23,7 +23,7 @@ def _search_end(scale: Series) -> int:
 
 @check(needs=["series:loss_scale:points>=10"], facts=["lowest", "from_scale", "backoffs"])
 def loss_scale_collapsed(evidence: Evidence, *, floor: float, backoffs: int) -> Answer:
-    """The loss scale falls below `floor`, or is halved `backoffs` times (nearly) in a row after its opening search (D33)."""
+    """The loss scale falls below `floor`, or is halved `backoffs` times in a row after its opening search (D33)."""
     scale = evidence.series("loss_scale")
     if scale is None or len(scale.good) < 10:
         return Missing("series:loss_scale:points>=10")

@@ -7,7 +7,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from gradforensics.evidence import events, names, numbers
@@ -34,6 +34,8 @@ _BANNER = re.compile(
     r"Gradient Accumulation steps|Total optimization steps)"
     r"[^=]*= ([\d,]+)\s*$"
 )
+_PAIRS_PER_DICT = 4
+_MOST_BARS = 16  # totals of progress bars that are remembered
 _LOSS_DECIMALS = 4  # the Trainer rounds the training loss before it logs it (versions before 5)
 _SIGNIFICANT = 4  # digits of the numbers that the Trainer prints as strings (version 5)
 
@@ -43,8 +45,7 @@ class _Row:
     line: int
     said: grammar.Line
     rank: int | None
-    time: float | None
-    before: tuple[int, int] | None = None
+    before: dict[int, int] = field(default_factory=dict)
     after: tuple[int, int] | None = None
 
 
@@ -74,7 +75,7 @@ class _Scan:
         self.dicts: list[_Row] = []
         self.pairs: list[_Row] = []
         self.settings: list[Setting] = []
-        self.bar: tuple[int, int] | None = None
+        self.bars: dict[int, int] = {}
         self.progress_line: int | None = None
         self.last_text = ""
         self.context = grammar.Line()
@@ -102,9 +103,11 @@ class _Scan:
     def part(self, number: int, text: str) -> None:
         """One state of one line."""
         if (bar := grammar.bar(text)) is not None:
-            if bar != self.bar:
+            if self.bars.get(bar[1]) != bar[0]:
                 self.progress_line = number
-            self.bar = bar
+            if len(self.bars) > _MOST_BARS:
+                self.bars.clear()
+            self.bars[bar[1]] = bar[0]
             for row in reversed(self.dicts):
                 if row.after is not None:
                     break
@@ -112,19 +115,20 @@ class _Scan:
         if "{" in text and ("loss" in text or "train_runtime" in text or "eval_" in text):
             said = grammar.read_dict(text)
             if said is not None:
-                row = _Row(number, said, events.rank_of(text), None, before=self.bar)
+                row = _Row(number, said, events.rank_of(text), before=dict(self.bars))
                 self.dicts.append(row)
                 if "train_runtime" in said.values:
                     self.scanner.keep(number, "completed", text, {})
                 return
-        if grammar.promising(text) or (self.block and number - self.context_line <= _ADJACENT and ":" in text):
-            self.value_line(number, text)
-        elif _HEADER.search(text):
-            self.header(number, text)
-        elif " = " in text and (banner := _BANNER.match(text)):
+        if " = " in text and (banner := _BANNER.match(text)):
             value = int(banner[2].replace(",", ""))
             key = names.setting_key(banner[1].lower())
             self.settings.append(Setting(key, banner[1], value, self.file.name, number, "runtime"))
+        elif grammar.promising(text) or (self.block and number - self.context_line <= _ADJACENT and ":" in text):
+            if self.value_line(number, text) and not self.scanner.inside_traceback:
+                return
+        elif _could_head(text) and _HEADER.search(text):
+            self.header(number, text)
         elif (phase := _PHASE_HEADER.match(text)) and self.context_line > 0:
             self.context_phase, self.context_line, self.block = _phase(phase[1]), number, True
         self.scanner.feed(number, text)
@@ -142,28 +146,29 @@ class _Scan:
         if said.step is not None and not said.bare:
             self.last_step = said.step
 
-    def value_line(self, number: int, text: str) -> None:
-        """A line that may hold values: it counts with a step or epoch of its own or of a header close above."""
+    def value_line(self, number: int, text: str) -> bool:
+        """Whether a line holds values that count: with a step or epoch of its own or of a header close above."""
         said = grammar.read_pairs(text)
         placed = said.step is not None or said.epoch is not None
         if placed and not said.has_metric:
             if _HEADER.search(text):
                 self.header(number, text)
-            return
+            return False
         if not placed:
             if not self.below_header(number, said):
-                return
+                return False
         else:
             if said.bare and said.evaluation:  # the bar of an evaluation says nothing about the training step
-                return
+                return False
             if said.bare and said.epoch is None:
                 said.epoch, said.epochs = self.context.epoch, self.context.epochs
             self.context, self.context_line, self.context_phase, self.block = said, number, None, False
-        self.pairs.append(_Row(number, said, events.rank_of(text), grammar.moment(text)))
+        self.pairs.append(_Row(number, said, events.rank_of(text)))
         if said.step is not None:
             self.last_step = said.step
         self.progress_line = number
         self.last_text = text
+        return True
 
     def below_header(self, number: int, said: grammar.Line) -> bool:
         """Give a line without a step the place of the header above it; whether it has one and is worth it."""
@@ -190,6 +195,8 @@ class _Scan:
         """Tracks, events and trail of the whole log."""
         reading = Reading(events=[], settings=self.settings or None)
         log = None
+        if len(self.dicts) * _PAIRS_PER_DICT < len(self.pairs):
+            self.dicts = []  # a few printed dicts beside the lines of another logger
         if self.dicts:
             log = self.dict_rows(reading)
         elif len(self.pairs) > 1:
@@ -200,7 +207,7 @@ class _Scan:
                 reading.tracks = [self.printed(track) for track in reading.tracks]
             reading.notices += log.notices
         stands = sorted(log.stands) if log is not None else []
-        for event in self.scanner.events:
+        for event in sorted(self.scanner.events, key=lambda e: e.line or 0):
             place = bisect_left(stands, (event.line or 0, 0))
             step = stands[place - 1][1] if place and stands else None
             attempt = log.attempt_at(event.line or 0) if log is not None else None
@@ -283,12 +290,17 @@ class _Scan:
                 said.values,
                 step=said.step,
                 epoch=said.epoch,
-                time=row.time,
+                time=said.time,
                 rank=row.rank,
                 phase=said.phase,
                 texts=said.texts,
             )
         return log
+
+
+def _could_head(text: str) -> bool:
+    """A cheap first look for _HEADER."""
+    return "tep" in text or "poch" in text or "iter" in text or "Iter" in text or "STEP" in text or "EPOCH" in text
 
 
 def _is_canonical(tag: str) -> bool:
@@ -311,15 +323,17 @@ def _steps_of_dicts(rows: Sequence[_Row]) -> list[int | None] | None:
     ):
         return [row.said.step for row in rows]
     train = [row for row in rows if _is_train(row.said)]
-    totals = Counter(b[1] for row in train for b in (row.after, row.before) if b)
+    totals = Counter(row.after[1] for row in train if row.after) or Counter(t for row in train for t in row.before)
     if not totals:
         return None
     total = totals.most_common(1)[0][0]
     found: list[int | None] = []
     for row in rows:
         # tqdm redraws its bar right after a row was written: the next bar is exact, but one step on for an evaluation
-        order = (row.after, row.before) if _is_train(row.said) else (row.before, row.after)
-        found.append(next((b[0] for b in order if b and b[1] == total), None))
+        before = row.before.get(total)
+        after = row.after[0] if row.after and row.after[1] == total else None
+        first, second = (after, before) if _is_train(row.said) else (before, after)
+        found.append(second if first is None else first)
     logged = [step for row, step in zip(rows, found, strict=True) if _is_train(row.said)]
     gaps = Counter(b - a for a, b in pairwise(logged) if a is not None and b is not None)
     steady = (

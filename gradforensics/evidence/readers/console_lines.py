@@ -3,66 +3,41 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from gradforensics.evidence import names, numbers
+from gradforensics.evidence.readers.console_shapes import CLOCK, MOMENT, UNIT_NAN, Recent, Shape
 from gradforensics.tables import Phase
 
 _DICT = re.compile(r"\{(?:'[^'{}]+'|\"[^\"{}]+\"):[^{}]*\}")
 _ITEM = re.compile(r"(?:'([^'{}]+)'|\"([^\"{}]+)\"):\s*(?:'([^']*)'|\"([^\"]*)\"|((?:[^,(]|\([^)]*\))+))")
-_BAR = re.compile(r"(\d+)/(\d+) \[")
-_MOMENT = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,]\d+)?")
+_BAR = re.compile(r"(?<!\d)(\d{1,15})/(\d{1,15}) \[")
+_MOMENT = re.compile(MOMENT)
 _ETA = re.compile(r"(?i)\beta:?\s*=?\s*((?:\d+ days?,? )?\d+:\d\d(?::\d\d)?)")
-_CLOCK = re.compile(r"\d+:\d\d(?::\d\d)?(?:[.,]\d+)?")
+_CLOCK = re.compile(CLOCK)
 _VALUE = re.compile(
     r"(?<![\w.])(?P<number>[-+]?(?:\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN][aA][nN]|[iI]nf(?:inity)?))"
     r"(?:(?P<unit>%|ms|s|it/s|s/it|[KMG]i?B|k|K|M)(?![\w]))?(?![\w]|\.\d)(?:\s?/\s*(?P<total>\d+))?"
 )
-_UNIT_NAN = re.compile(r"[:=]\s?nan(?:ms|s)\b")
+_UNIT_NAN = re.compile(UNIT_NAN)
 _CUT = re.compile(r"[,;|\[\](){}<>:=\"'*#]|\s-+\s|^-+\s|--+")
 _NAME = re.compile(r"[A-Za-z_][\w./@%\- ]*$")
 _IN_BRACKETS = re.compile(r"\s*\((\w{1,8}(?:/\w{1,8})?)\)$")
-_LEADING = re.compile(r"^[^A-Za-z]*(\w+)\b")
+_LEADING = re.compile(r"^[^A-Za-z]*(\w+)\b(?:\((\w+)\))?")
 _TUTORIAL = re.compile(r"^\s*\[(\d+),\s*(\d+)\]\s+(?=\w*loss)")
 
 _SAMPLES = re.compile(r"\[\s*\d+/\d+ \(\s*\d+(?:\.\d+)?%\)\]")  # "[640/60000 (1%)]" of the PyTorch examples
 
-_STEPS = {
-    "global_step": 0,
-    "global step": 0,
-    "step": 1,
-    "steps": 1,
-    "iter": 1,
-    "iters": 1,
-    "iteration": 1,
-    "it": 1,
-    "update": 1,
-    "num_updates": 1,
-    "training step": 1,
-    "train step": 1,
-    "batch": 2,
-}
+_STEPS = {"global_step": 0, "global step": 0, "training step": 1, "train step": 1, "batch": 2} | dict.fromkeys(
+    ("step", "steps", "iter", "iters", "iteration", "it", "update", "num_updates"), 1
+)
 _EPOCHS = frozenset({"epoch", "ep", "epochs"})
 _SKIPPED = frozenset(
     {
-        "eta",
-        "v_num",
-        "in",
-        "rank",
-        "pid",
-        "seed",
-        "time",
-        "data",
-        "day",
-        "days",
-        "elapsed",
-        "remaining",
-        "world",
-        "port",
-        "line",
-        "gpu",
-        "version",
+        *("eta", "v_num", "in", "rank", "pid", "seed", "time", "data", "day", "days", "elapsed", "remaining", "world"),
+        *("port", "line", "gpu", "version"),
     }
 )
 
@@ -83,6 +58,7 @@ class Line:
     epoch: float | None = None
     epochs: int | None = None
     phase: Phase | None = None
+    time: float | None = None
     values: dict[str, float | None] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     has_metric: bool = False
@@ -108,6 +84,8 @@ class _Plan:
 
 _plans: dict[str, _Plan] = {}
 _MOST_PLANS = 20_000
+_recent: Recent[_Plan] = Recent()
+_LONGEST_SHAPE = 2000  # characters; longer lines are rare and would make huge expressions
 
 
 def promising(line: str) -> bool:
@@ -121,8 +99,8 @@ def promising(line: str) -> bool:
 
 def bar(line: str) -> tuple[int, int] | None:
     """(done, total) of a tqdm bar."""
-    found = _BAR.search(line) if " [" in line and "/" in line else None
-    return (int(found[1]), int(found[2])) if found and len(found[2]) < 16 and len(found[1]) < 16 else None
+    found = _BAR.search(line) if "%|" in line else None
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def seconds_left(line: str) -> float | None:
@@ -131,14 +109,11 @@ def seconds_left(line: str) -> float | None:
     return numbers.clock_seconds(found[1]) if found else None
 
 
-def moment(line: str) -> float | None:
-    """Unix seconds of the first date and time in the line, read as UTC where no zone is named."""
-    found = _MOMENT.search(line)
-    if not found:
-        return None
+def _moment(text: str) -> float | None:
+    """Unix seconds of a date and time, read as UTC."""
     try:
-        year, month, day, hour, minute, second = (int(part) for part in found.groups())
-        return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
+        year, month, day, hour, minute, second = (int(text[at : at + 2]) for at in (2, 5, 8, 11, 14, 17))
+        return datetime(int(text[:2]) * 100 + year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
     except ValueError:
         return None
 
@@ -165,34 +140,49 @@ def read_dict(line: str) -> Line | None:
                 found.quoted = item[5] is None
         losses = any(names.is_loss(key) for key in found.values) or "train_runtime" in found.values
         placed = found.epoch is not None and any(_known(key) for key in found.values)
-        if (losses or placed) and strange <= len(found.values):
+        if (losses or placed) and strange <= len(found.values) and any(found.texts.values()):
             return found
     return None
 
 
 def read_pairs(line: str) -> Line:
     """All "key: value", "key=value" and "key value" pairs of a line that can belong to a training."""
+    recent = _recent.read(line)
+    if recent is not None:
+        try:
+            return _line(*recent)
+        except ValueError:  # a word stands where other lines of this shape have a number
+            pass
+    blanks: list[tuple[tuple[int, int], str]] = []
     text = line
     if ":" in line:
-        text = _CLOCK.sub(_blank, _MOMENT.sub(_blank, line))
-        if "nan" in line:
-            text = _UNIT_NAN.sub(_blank, text)
+        for pattern, source in ((_MOMENT, MOMENT), (_CLOCK, CLOCK), (_UNIT_NAN, UNIT_NAN)):
+            for match in pattern.finditer(text):
+                start, stop = match.span()
+                blanks.append((match.span(), source))
+                text = text[:start] + " " * (stop - start) + text[stop:]
     matches = list(_VALUE.finditer(text))
-    said: list[str] = []
-    pieces: list[str] = []
-    end = 0
-    for match in matches:
-        start, stop = match.span("number")
-        pieces.append(text[end:start])
-        said.append(text[start:stop])
-        end = stop
-    pieces.append(text[end:])
-    skeleton = "\0".join(pieces)
+    spans = [match.span("number") for match in matches]
+    skeleton = "\0".join(text[end:start] for end, start in _between(spans, len(text)))
     plan = _plans.get(skeleton)
     if plan is None:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         plan = _plans[skeleton] = _make_plan(text, matches)
+    elif plan.has_metric and len(line) < _LONGEST_SHAPE:
+        wanted = {index for index, _ in plan.tags} | {plan.step, plan.epoch}
+        _recent.add(Shape(line, blanks, spans, [index for index in wanted if index is not None]), plan)
+    moment = _MOMENT.search(line) if plan.has_metric else None
+    return _line(plan, {i: text[start:stop] for i, (start, stop) in enumerate(spans)}, moment[0] if moment else None)
+
+
+def _between(spans: list[tuple[int, int]], length: int) -> list[tuple[int, int]]:
+    """The stretches of a text of this length that lie outside of the spans."""
+    edges = [0, *(edge for span in spans for edge in span), length]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _line(plan: _Plan, said: Mapping[int, str], date: str | None) -> Line:
     found = Line(phase=plan.phase, has_metric=plan.has_metric, evaluation=plan.evaluation)
     if plan.step is not None:
         found.step = numbers.whole(_float(said[plan.step]))
@@ -202,6 +192,8 @@ def read_pairs(line: str) -> Line:
     for index, tag in plan.tags:
         found.texts[tag] = said[index]
         found.values[tag] = _float(said[index])
+    if date is not None:
+        found.time = _moment(date)
     return found
 
 
@@ -248,16 +240,12 @@ def _make_plan(text: str, matches: list[re.Match[str]]) -> _Plan:
             if tag:
                 tags.setdefault(tag, index)
     leading = _LEADING.match(text)
-    phase = names.phase_word(leading[1]) if leading else None
-    phases = {names.series_of(tag)[0] for tag in tags} | {phase}
-    has_metric = any(names.is_loss(tag) or _known(tag) for tag in tags)
+    phase = names.phase_word(leading[2] or leading[1]) if leading else None
+    metrics = [tag for tag in tags if names.is_loss(tag) or _known(tag)]
+    evaluated = phase in ("eval", "test") or all(names.series_of(tag)[0] in ("eval", "test") for tag in metrics)
     samples = bare and _SAMPLES.search(text) is not None
     tagged = tuple((index, tag) for tag, index in tags.items())
-    return _Plan(step, total, bare, samples, epoch, epochs, tagged, phase, has_metric, bool(phases & {"eval", "test"}))
-
-
-def _blank(match: re.Match[str]) -> str:
-    return " " * len(match[0])
+    return _Plan(step, total, bare, samples, epoch, epochs, tagged, phase, bool(metrics), evaluated)
 
 
 def _key(before: str) -> tuple[str, bool]:
@@ -269,8 +257,9 @@ def _key(before: str) -> tuple[str, bool]:
     if explicit:
         stripped = stripped[:-1].rstrip()
     unit = _IN_BRACKETS.search(stripped)
-    if unit:
-        stripped = f"{stripped[: unit.start()]} {unit[1]}"
+    if unit:  # "time per step (ms)", but "Epoch(train)"
+        behind = "" if names.phase_word(unit[1]) else f" {unit[1]}"
+        stripped = stripped[: unit.start()] + behind
     key = _CUT.split(stripped)[-1].strip(" \t.%-_")
     return (key.lower() if _is_place(key) else key), explicit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from gradforensics.evidence import names
@@ -15,6 +16,7 @@ title = "JSON lines"
 
 _SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".log", ".txt", ".jsonlines", ""})
 _LONG_TEXT = 300
+_BARE_WORD = re.compile(r"(?<=[:\[,\s])([+-]?)(nan|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
 
 
 def sniff(file: File) -> bool:
@@ -79,6 +81,19 @@ def read_lines(file: File) -> tuple[list[Record], list[tuple[int | None, str]]]:
 def _decode(line: str) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
+    except RecursionError:
+        return None
+    except ValueError:
+        found = _decode_bare_words(line)
+    return flat(found) if isinstance(found, dict) else None
+
+
+def _decode_bare_words(line: str) -> Any:
+    """Lines that were formatted by hand write nan and inf as C and Python do, which no JSON reader takes."""
+    mended = _BARE_WORD.sub(lambda m: "NaN" if m[2].lower() == "nan" else f"{m[1]}Infinity".lstrip("+"), line)
+    if mended == line:
+        return None
+    try:
+        return json.loads(mended)
     except (ValueError, RecursionError):
         return None
-    return flat(found) if isinstance(found, dict) else None

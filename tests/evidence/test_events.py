@@ -1,0 +1,180 @@
+"""Remarkable lines and how a run ended."""
+
+# ruff: noqa: E501  lines of logs and files stand here as they are written
+
+import json
+
+import pytest
+
+TRAIN = "step 1 loss: 2.5\nstep 2 loss: 2.4\n"
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\n    trainer.fit(model)\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "data"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0", "oom", {"bytes": 2 << 30}),
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp:83] . DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes", "oom", {}),
+        ("[1234.5] Out of memory: Killed process 4242 (python) total-vm:1kB", "oom", {}),
+        ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0", "oom", {}),
+        ("run.sh: line 25: 1200261 Killed                  python train.py", "killed", {}),
+        ("Killed", "killed", {}), ("^CKeyboardInterrupt", "killed", {}), (" > Keyboard interrupt detected.", "killed", {}),
+        ("slurmstepd: error: *** JOB 123 ON n1 CANCELLED AT 2024-01-01T00:00:00 ***", "killed", {}),
+        ("Received SIGTERM: 15", "killed", {}), ("       exitcode  : -9 (pid: 4242)", "killed", {}),
+        ("slurmstepd: error: *** JOB 123 ON n1 CANCELLED AT 2024-01-01T00:00:00 DUE TO TIME LIMIT ***", "timeout", {}),
+        (
+            "[rank3]:[E ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=17, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600123 milliseconds before timing out.",
+            "timeout", {"collective": "ALLREDUCE", "sequence": 17},
+        ),
+        ("[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768", "overflow", {"from": 65536, "to": 32768}),
+        ("OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 4294967296, but hysteresis is 2. Reducing hysteresis to 1", "overflow", {}),
+        ("Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 32768.0", "overflow", {"to": 32768}),
+        ("NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: 64.0", "overflow", {"to": 64}),
+        ("Resuming from checkpoint out/checkpoint-500", "resume", {}), ("Resuming training from epoch 3", "resume", {}),
+        ("Training completed. Do not forget to share your model =)", "completed", {}),
+        ("`Trainer.fit` stopped: `max_epochs=10` reached.", "completed", {}), ("Finished Training", "completed", {}),
+        ("UserWarning: Detected call of `lr_scheduler.step()` before `optimizer.step()`. In PyTorch", "warning", {"about": "lr_scheduler.step() before optimizer.step()"}),
+    ],
+)  # fmt: skip
+def test_kinds(read, line, kind, data):
+    evidence = read("train.log", TRAIN + line + "\n")
+    (event,) = evidence.events
+    assert (event.kind, dict(event.data), event.line, event.step, event.source) == (kind, data, 3, 2, "train.log")
+    assert event.text == line.strip()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "This may cause OOM errors during the initial memory profiling phase", "resume: False", "no resume checkpoint",
+        "When using more than one image per GPU you may encounter an out-of-memory (OOM) error", "skilled workers",
+        "except KeyboardInterrupt:", "raise RuntimeError('x')", "training will be completed when loss < 1", "Saved checkpoint",
+        "Sending process 42 closing signal SIGTERM", "RuntimeError is raised if x", "timeout=600",
+    ],
+)  # fmt: skip
+def test_harmless_lines(read, line):
+    assert read("train.log", TRAIN + line + "\n").events == []
+
+
+def test_the_rank_of_an_event(read):
+    evidence = read("train.log", TRAIN + "[rank3]: torch.OutOfMemoryError: CUDA out of memory.\n")
+    assert evidence.events[0].rank == 3
+
+
+@pytest.mark.parametrize(
+    ("tail", "kind", "line", "name"),
+    [
+        (TRACEBACK + "ValueError: bad\nvalue\n", "exception", 6, "ValueError"),
+        (TRACEBACK + "    ^^^^^^\nmy.module.CustomProblem: bad\n", "exception", 7, "CustomProblem"),
+        (TRACEBACK + "NotImplementedError\n", "exception", 6, "NotImplementedError"),
+        (TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB\n", "oom", 6, "OutOfMemoryError"),
+        (TRACEBACK + "KeyboardInterrupt\n", "killed", 6, "KeyboardInterrupt"),
+        ("(main pid=12) " + TRACEBACK.replace("\n", "\n(main pid=12) ", 2) + "(main pid=12) ValueError: x\n", "exception", 6, "ValueError"),
+        (TRACEBACK + "ValueError: a\n\nDuring handling of the above exception, another exception occurred:\n\n" + TRACEBACK + "KeyError: 'b'\n", "exception", 13, "KeyError"),
+    ],
+)  # fmt: skip
+def test_tracebacks(read, tail, kind, line, name):
+    evidence = read("train.log", TRAIN + tail)
+    event = evidence.events[-1]
+    assert (event.kind, event.line, event.data["type"]) == (kind, line, name)
+    assert (evidence.ending.kind, evidence.ending.line) == (kind, line)
+
+
+def test_an_exception_that_the_training_survives_is_no_ending(read):
+    evidence = read("train.log", TRAIN + TRACEBACK + "ValueError: skipped\nstep 3 loss: 2.3\nstep 4 loss: 2.2\n")
+    assert [(e.kind, e.step) for e in evidence.events] == [("exception", 2)]
+    assert evidence.ending.kind == "unknown"
+
+
+def test_a_failed_launch_before_a_healthy_one_is_no_ending(read):
+    log = "[rank: 0] Starting training!\n" + TRACEBACK + "ValueError: no data\n[rank: 0] Starting training!\nset up\n"
+    evidence = read("train.log", log)
+    assert [e.kind for e in evidence.events] == ["exception"]
+    assert evidence.ending.kind == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("tail", "kind", "line"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory.\n" + TRACEBACK + "torch.distributed.elastic.ChildFailedError: failed\n", "oom", 3),
+        ("JOB 1 CANCELLED AT 2024 DUE TO TIME LIMIT\nKilled\n", "timeout", 3),
+        (TRACEBACK + "ValueError: x\n" + TRACEBACK + "torch.x.ChildFailedError: y\n", "exception", 6),
+        (TRACEBACK + "KeyboardInterrupt\n" + TRACEBACK + "RuntimeError: at exit\n", "killed", 6),
+        ("Training completed.\n" + TRACEBACK + "OSError: upload\n", "exception", 7),
+        (TRACEBACK + "OSError: one worker\nTraining completed.\n", "completed", 7),
+    ],
+)  # fmt: skip
+def test_the_cause_among_several_endings(read, tail, kind, line):
+    evidence = read("train.log", TRAIN + tail)
+    assert (evidence.ending.kind, evidence.ending.line) == (kind, line)
+
+
+def test_thousands_of_overflows_are_bounded_and_the_last_stays(read):
+    line = "OVERFLOW! Rank 0 Skipping step. Attempted loss scale: %d, reducing to 1\n"
+    evidence = read("train.log", TRAIN + "".join(line % i for i in range(2500)))
+    assert len(evidence.events) == 2000
+    assert evidence.events[-1].data["from"] == 2499
+    assert [n.text for n in evidence.notices] == ['500 more events of the kind "overflow" were left out']
+
+
+def test_attempts_of_events(read):
+    evidence = read("train.log", TRAIN + "Resuming from checkpoint 1\n" + TRAIN + "step 3 loss: 2.0\nKilled\n")
+    assert [(e.kind, e.attempt, e.step) for e in evidence.events] == [("resume", 0, 2), ("killed", 1, 3)]
+
+
+# -- endings without words ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "text"),
+    [
+        ([(10, 100), (100, 100)], "completed", "step 100 of 100 planned steps is the last"),
+        ([(10, 100), (50, 100)], "truncated", "the record stops at step 50 of 100 planned steps"),
+        ([(10, 25), (20, 25)], "completed", "step 20 of 25 planned steps is the last"),
+    ],
+)
+def test_planned_steps_of_llamafactory(read, rows, kind, text):
+    lines = [
+        json.dumps({"current_steps": s, "total_steps": t, "loss": 1.0, "elapsed_time": "0:00:05"}) for s, t in rows
+    ]
+    evidence = read("trainer_log.jsonl", "\n".join(lines) + "\n")
+    assert (evidence.ending.kind, evidence.ending.text, evidence.ending.line) == (kind, text, 2)
+    assert evidence.setting("max_steps") == rows[0][1]
+    assert evidence.series("elapsed").values.tolist() == [5, 5]
+    assert evidence.sources[0].reader == "llamafactory-log"
+
+
+def test_planned_steps_of_a_configuration_and_of_the_user(run):
+    run.write({"m.jsonl": '{"step": 1, "loss": 2}\n{"step": 5, "loss": 1}\n', "config.json": '{"max_steps": 5}'})
+    assert run.one().ending.kind == "completed"
+    assert run.one(settings={"max_steps": "100"}).ending.kind == "truncated"
+
+
+def test_planned_epochs(run):
+    run.write({"log.csv": "epoch,loss\n0,2\n1,1\n", "args.yaml": "epochs: 2\nlr: 0.1\n"})
+    assert run.one().ending.kind == "completed"
+    (run.path / "args.yaml").write_text("epochs: 3\nlr: 0.1\n")
+    assert run.one().ending.text == "the record ends with epoch 2 of 3 planned epochs"
+
+
+def test_the_logs_own_estimate(read):
+    evidence = read("log.txt", "eta: 3:00:00 iter: 20 loss: 2.0\neta: 2:30:00 iter: 40 loss: 1.5\n")
+    assert (evidence.ending.kind, evidence.ending.line) == ("truncated", 2)
+
+
+def test_totals_on_the_lines(read):
+    text = "step:1/10 train_loss:2.0\nstep:5/10 train_loss:1.5\n"
+    assert read("a.log", text).ending.text == "the record stops at step 5 of 10 planned steps"
+
+
+def test_a_stderr_log_says_why_the_steps_stop(run):
+    state = {"global_step": 20, "max_steps": 100, "log_history": [{"step": 10, "loss": 2.0}, {"step": 20, "loss": 1.0}]}
+    run.write({"trainer_state.json": json.dumps(state), "stderr.log": TRACEBACK + "RuntimeError: NaN\n"})
+    evidence = run.one()
+    assert (evidence.ending.kind, evidence.ending.source, evidence.ending.line) == ("exception", "stderr.log", 4)
+
+
+def test_an_old_failure_beside_a_finished_run_is_no_ending(run):
+    state = {"global_step": 20, "max_steps": 20, "log_history": [{"step": 10, "loss": 2.0}, {"step": 20, "loss": 1.0}]}
+    run.write({"trainer_state.json": json.dumps(state), "first_try.log": TRACEBACK + "RuntimeError: NaN\n"})
+    assert run.one().ending.kind == "completed"
