@@ -12,11 +12,12 @@ from gradforensics.tables import Evidence, Series
 _COARSE = 1e-3  # a loss printed with fewer than three decimals may show 0 without being near it
 
 
-def _by_attempt(evidence: Evidence) -> list[tuple[Series | None, Series | None]]:
-    """(loss, gradient norm) of every attempt, so that a failed launch shows even where a later one went on."""
+def _by_attempt(evidence: Evidence) -> list[tuple[str, Series | None, Series | None]]:
+    """(launch, loss, gradient norm) of every attempt: a failed launch shows even where a later one went on."""
     losses = {int(s.attempts[0]): s for s in evidence.attempts("loss") if len(s)}
     norms = {int(s.attempts[0]): s for s in evidence.attempts("grad_norm") if len(s)}
-    return [(losses.get(a), norms.get(a)) for a in sorted({*losses, *norms})]
+    attempts = sorted({*losses, *norms})
+    return [(f"{i} of {len(attempts)}", losses.get(a), norms.get(a)) for i, a in enumerate(attempts, 1)]
 
 
 def _step_of(series: Series | None) -> tuple[int, int] | None:
@@ -27,7 +28,7 @@ def _step_of(series: Series | None) -> tuple[int, int] | None:
     return None if index is None else (index, int(series.steps[index]))
 
 
-@check(needs=["series:loss", "series:grad_norm"], facts=["kind", "points"])
+@check(needs=["series:loss", "series:grad_norm"], facts=["kind", "points", "launch"])
 def loss_nonfinite_first(evidence: Evidence) -> Answer:
     """The loss is NaN or infinite for good, and the gradient norm of the step before was finite.
 
@@ -37,30 +38,30 @@ def loss_nonfinite_first(evidence: Evidence) -> Answer:
     return _loss_first(evidence, certain=True)
 
 
-@check(needs=["series:loss"], facts=["kind", "points"])
+@check(needs=["series:loss"], facts=["kind", "points", "launch"])
 def loss_nonfinite(evidence: Evidence) -> Answer:
     """The loss is NaN or infinite for good, and the log does not show which pass came first."""
     return _loss_first(evidence, certain=False)
 
 
 def _loss_first(evidence: Evidence, *, certain: bool) -> Answer:
-    for loss, norm in _by_attempt(evidence):
+    for launch, loss, norm in _by_attempt(evidence):
         bad, bad_norm = _step_of(loss), _step_of(norm)
         if loss is None or bad is None or (bad_norm is not None and bad_norm[1] < bad[1]):
             continue
         before = bool(norm is not None and norm.finite[norm.steps == bad[1] - 1].any())
         if (before and loss.step_unit == "step") == certain:
-            return [hit_at(loss, bad[0], kind=_word(loss.kinds[bad[0]]), points=int(loss.bad.sum()))]
+            return [hit_at(loss, bad[0], kind=_word(loss.kinds[bad[0]]), points=int(loss.bad.sum()), launch=launch)]
     return []
 
 
-@check(needs=["series:grad_norm"], facts=["kind", "points", "loss_there"])
+@check(needs=["series:grad_norm"], facts=["kind", "points", "loss_there", "launch"])
 def gradient_nonfinite_first(evidence: Evidence, *, points: int) -> Answer:
     """The gradient norm is NaN or infinite for good and the loss became so later: the backward pass came first."""
     return _gradient_first(evidence, points, masked=False)
 
 
-@check(needs=["series:grad_norm", "series:loss"], facts=["kind", "points", "loss_there"])
+@check(needs=["series:grad_norm", "series:loss"], facts=["kind", "points", "loss_there", "launch"])
 def gradient_nonfinite_beside_finite_loss(evidence: Evidence, *, points: int) -> Answer:
     """The gradient norm is NaN or infinite for good and the loss stays finite beside it for `points` points or more.
 
@@ -71,7 +72,7 @@ def gradient_nonfinite_beside_finite_loss(evidence: Evidence, *, points: int) ->
 
 
 def _gradient_first(evidence: Evidence, points: int, *, masked: bool) -> Answer:
-    for loss, norm in _by_attempt(evidence):
+    for launch, loss, norm in _by_attempt(evidence):
         bad, bad_loss = _step_of(norm), _step_of(loss)
         if norm is None or bad is None or (bad_loss is not None and bad_loss[1] <= bad[1]):
             continue
@@ -83,11 +84,20 @@ def _gradient_first(evidence: Evidence, points: int, *, masked: bool) -> Answer:
         if loss is not None and len(loss.good):
             before = np.flatnonzero(loss.good.steps <= bad[1])
             there = float(loss.good.values[before[-1]]) if len(before) else None
-        return [hit_at(norm, bad[0], kind=_word(norm.kinds[bad[0]]), points=int(norm.bad.sum()), loss_there=there)]
+        return [
+            hit_at(
+                norm,
+                bad[0],
+                kind=_word(norm.kinds[bad[0]]),
+                points=int(norm.bad.sum()),
+                loss_there=there,
+                launch=launch,
+            )
+        ]
     return []
 
 
-@check(needs=["series:loss"], facts=["kind", "points"])
+@check(needs=["series:loss"], facts=["kind", "points", "launch"])
 def nonfinite_isolated(evidence: Evidence) -> Answer:
     """Single NaN or infinite losses with finite values after them, where the gradient norm is not known to be 0.
 
@@ -96,7 +106,7 @@ def nonfinite_isolated(evidence: Evidence) -> Answer:
     return _single_bad_losses(evidence, gradient_zero=False)
 
 
-@check(needs=["series:loss", "series:grad_norm"], facts=["kind", "points"])
+@check(needs=["series:loss", "series:grad_norm"], facts=["kind", "points", "launch"])
 def batch_without_labels(evidence: Evidence) -> Answer:
     """Single NaN losses at which the gradient norm is exactly 0: the mean over no label is 0/0 (detector D35)."""
     return _single_bad_losses(evidence, gradient_zero=True)
@@ -104,13 +114,13 @@ def batch_without_labels(evidence: Evidence) -> Answer:
 
 def _single_bad_losses(evidence: Evidence, *, gradient_zero: bool) -> list[Hit]:
     hits: list[Hit] = []
-    for loss, norm in _by_attempt(evidence):
+    for launch, loss, norm in _by_attempt(evidence):
         if loss is None or not loss.bad.any():
             continue
         lasting = lasting_bad(loss)
         still = set() if norm is None else set(norm.steps[norm.values == 0].tolist())
         single = [int(i) for i in np.flatnonzero(loss.bad[:lasting]) if (int(loss.steps[i]) in still) == gradient_zero]
-        hits += [hit_at(loss, i, kind=_word(loss.kinds[i]), points=len(single)) for i in single]
+        hits += [hit_at(loss, i, kind=_word(loss.kinds[i]), points=len(single), launch=launch) for i in single]
     return hits
 
 

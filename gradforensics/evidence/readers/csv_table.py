@@ -82,6 +82,9 @@ def _read(file: File, rows: Iterator[tuple[int, list[str]]], *, comma: bool) -> 
             width = len(header)
             if _numeric(row):
                 records.append((line, dict(zip(header, row, strict=True))))
+                unnamed = next((h for h in header if h.startswith("column_") and h not in file.columns), None)
+                if unnamed:
+                    notices.append((line, f"no header: say what the columns are, for example --map {unnamed}=loss"))
             elif not (file.alone or looks_like_metrics(header, loose=True) or any(h in file.columns for h in header)):
                 return Reading(claimed=False)
             continue
