@@ -6,7 +6,7 @@ All arrays are one-dimensional float64 without NaN unless a docstring says other
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -117,6 +117,20 @@ class Departure:
         return (self.end - self.best) / max(abs(self.best), 1e-12)
 
 
+_MANY = 20_000  # points beyond which a departure is looked for among medians of blocks
+
+
+def _thinned_departure(steps: np.ndarray, values: np.ndarray, noise: float, rise: float) -> Departure | None:
+    """The departure among the medians of equal blocks; its indices are those of the first points of the blocks."""
+    block = -(-len(values) // _MANY)
+    count = len(values) // block
+    medians = np.median(values[: count * block].reshape(count, block), axis=1)
+    found = departure(steps[: count * block : block], medians, noise, rise)
+    if found is None:
+        return None
+    return replace(found, best_index=found.best_index * block, start=found.start * block)
+
+
 def departure(steps: np.ndarray, values: np.ndarray, noise: float, rise: float) -> Departure | None:
     """Find a lasting departure upwards from the best level, or None.
 
@@ -124,6 +138,8 @@ def departure(steps: np.ndarray, values: np.ndarray, noise: float, rise: float) 
     a fraction of the larger of |best level| and the improvement from the first level to the best. The departure starts
     after the last point (rolling median of 3) that was still within that margin of the best level.
     """
+    if len(values) > _MANY:
+        return _thinned_departure(steps, values, noise, rise)
     n = len(values)
     if n < 8:
         return None

@@ -130,10 +130,11 @@ def _tested(evidence: Evidence) -> Ending | None:
     """Completed where a file logged a test only after its last training point."""
     lines: dict[tuple[str, str], tuple[int, int]] = {}
     for key, stored in evidence.frames.items():
-        logged = stored.frame.filter(pl.col("kind") != "missing")["line"].drop_nulls().to_list()
-        if logged:
-            low, high = lines.get((key.source, key.phase), (logged[0], 0))
-            lines[key.source, key.phase] = (min(low, *logged), max(high, *logged))
+        logged = stored.frame.filter(pl.col("kind") != "missing")["line"].drop_nulls()
+        if len(logged):
+            first, last = int(logged.min()), int(logged.max())  # type: ignore[arg-type]  # UInt32, not empty
+            low, high = lines.get((key.source, key.phase), (first, last))
+            lines[key.source, key.phase] = (min(low, first), max(high, last))
     for (source, phase), (first, _) in lines.items():
         trained = lines.get((source, "train"))
         if phase == "test" and trained is not None and first > trained[1]:

@@ -265,7 +265,7 @@ def _store_chain(evidence: Evidence, chain: Sequence[Piece]) -> None:
         most = 0
         for track in piece.reading.tracks:
             frame = track.stored.frame.with_columns((pl.col("attempt") + offset).cast(pl.UInt16))
-            most = max(most, *track.stored.frame["attempt"].to_list())
+            most = max(most, int(track.stored.frame["attempt"].max() or 0))  # type: ignore[arg-type]  # a UInt16 column
             if piece is not main:
                 frame = frame.with_columns(pl.lit(None, pl.UInt32).alias("line"))
             merged.setdefault((track.phase, track.series, track.tag), []).append(frame)

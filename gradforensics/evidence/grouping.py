@@ -245,8 +245,9 @@ def _points(piece: Piece) -> int:
 
 
 def _span(piece: Piece) -> tuple[int, int]:
-    steps = [step for t in piece.reading.tracks for step in t.stored.frame["step"].to_list() if step is not None]
-    return min(steps, default=0), max(steps, default=0)
+    columns = [t.stored.frame["step"].drop_nulls() for t in piece.reading.tracks]
+    ends = [(int(c.min()), int(c.max())) for c in columns if len(c)]  # type: ignore[arg-type]  # Int64, not empty
+    return min((low for low, _ in ends), default=0), max((high for _, high in ends), default=0)
 
 
 # -- files without series --------------------------------------------------------------------------------------------

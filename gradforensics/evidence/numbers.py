@@ -73,11 +73,14 @@ def whole(value: float | None) -> int | None:
 def text_resolution(texts: Iterable[str]) -> float:
     """Distance of two neighbours in fixed notation (0.0001 for "0.0310"); 0 where the numbers look exact.
 
-    Exponents, integers and more than seven decimals are taken as exact: nothing was rounded away that matters.
+    Exponents, integers and more than seven decimals are taken as exact: nothing was rounded away that matters. So is
+    "0.0", which is how programs write the number itself; one that rounds prints more of a small number.
     """
     decimals = 0
     for text in texts:
         low = text.lower()
+        if low in ("0.0", "-0.0"):
+            continue
         if "e" in low and not low.startswith(("nan", "inf", "-inf")):
             return 0.0
         point = text.find(".")

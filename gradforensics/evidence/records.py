@@ -13,6 +13,7 @@ from gradforensics.tables import Phase
 
 Record = tuple[int, Mapping[str, Any]]
 _TOTALS = frozenset({"total_steps", "max_steps", "total_iters"})
+_SPELLINGS = 4096  # rows whose texts are looked at
 _SKIPPED = frozenset({"remaining_time", "eta", "eta_seconds", "percentage", "v_num"})
 
 
@@ -63,7 +64,7 @@ class _Plan:
 def read_records(records: Sequence[Record], columns: Mapping[str, str]) -> Reading:
     """Turn records into a Reading: tracks, notices and the trail."""
     reading = Reading(speaks_of_training=True)
-    seen = _survey(records)
+    seen, parsed = _survey(records)
     plan = _plan(seen, len(records), columns)
     for name in plan.series:
         column = seen[name]
@@ -72,13 +73,14 @@ def read_records(records: Sequence[Record], columns: Mapping[str, str]) -> Readi
             reading.notices.append((column.line, text))
     log = RowLog(columns)
     wanted = frozenset(plan.series)
-    for line, record in records:
-        values = {name: number for name in record if name in wanted for number in _values(record[name])}
+    for index, ((line, record), row) in enumerate(zip(records, parsed, strict=True)):
+        values = {name: number for name, number in row.items() if name in wanted}
+        texts = _spellings(record, values) if index < _SPELLINGS else None
         phase: Phase | None = names.phase_word(str(record.get(plan.phase, ""))) if plan.phase else None
-        step = numbers.whole(_number(record.get(plan.step))) if plan.step else None
-        epoch = _number(record.get(plan.epoch)) if plan.epoch else None
+        step = numbers.whole(row.get(plan.step)) if plan.step else None
+        epoch = row.get(plan.epoch) if plan.epoch else None
         time = _time(record.get(plan.time)) if plan.time else None
-        log.add(line, values, step=step, epoch=epoch, time=time, phase=phase)
+        log.add(line, values, step=step, epoch=epoch, time=time, phase=phase, texts=texts)
         if step is not None:
             reading.trail.last_step = max(step, reading.trail.last_step or step)
     reading.tracks = log.finish()
@@ -89,9 +91,13 @@ def read_records(records: Sequence[Record], columns: Mapping[str, str]) -> Readi
     return reading
 
 
-def _survey(records: Sequence[Record]) -> dict[str, _Column]:
+def _survey(records: Sequence[Record]) -> tuple[dict[str, _Column], list[dict[str, float | None]]]:
+    """What every column holds, and every row with its values as numbers (None: missing, or no number)."""
     seen: dict[str, _Column] = {}
+    parsed: list[dict[str, float | None]] = []
     for line, record in records:
+        row: dict[str, float | None] = {}
+        parsed.append(row)
         for name, value in record.items():
             column = seen.get(name)
             if column is None:
@@ -99,22 +105,32 @@ def _survey(records: Sequence[Record]) -> dict[str, _Column]:
             try:
                 number = value if type(value) is float else numbers.scalar(value)
             except ValueError:
-                if isinstance(value, bool) or numbers.clock_seconds(str(value)[:40]) is not None:
-                    column.numbers += not isinstance(value, bool)
-                    column.whole = False
+                column.whole = False
+                if isinstance(value, bool):
+                    continue
+                row[name] = number = numbers.clock_seconds(str(value)[:40])
+                if number is not None:
+                    column.numbers += 1
                     continue
                 if not column.others:
                     column.sample, column.line = str(value)[:40], line
                 column.others += 1
                 continue
+            row[name] = number
             if number is None:
                 column.absent += 1
                 continue
             if not column.numbers:
                 column.first = value
             column.numbers += 1
-            column.whole = column.whole and numbers.whole(number) is not None
-    return seen
+            column.whole = column.whole and number.is_integer()
+    return seen, parsed
+
+
+def _spellings(record: Mapping[str, Any], values: Mapping[str, float | None]) -> dict[str, str] | None:
+    """The texts of the values where a table gives texts: they tell how fine its numbers are printed."""
+    texts = {name: text for name in values if isinstance(text := record[name], str)}
+    return texts if len(texts) == len(values) else None
 
 
 def _plan(seen: Mapping[str, _Column], rows: int, columns: Mapping[str, str]) -> _Plan:
@@ -145,16 +161,6 @@ def _plan(seen: Mapping[str, _Column], rows: int, columns: Mapping[str, str]) ->
         and column.numbers
     ]
     return plan
-
-
-def _values(value: Any) -> Iterable[float | None]:
-    """The value as a number; nothing for a boolean, None for text that is no number (it is missing there)."""
-    if isinstance(value, bool):
-        return
-    try:
-        yield value if type(value) is float else numbers.scalar(value)
-    except ValueError:
-        yield numbers.clock_seconds(str(value)[:40])
 
 
 def _number(value: Any) -> float | None:

@@ -5,6 +5,7 @@
 import pytest
 
 from gradforensics.errors import NoEvidenceError
+from gradforensics.evidence import gather
 
 
 def frame_of(evidence, name, phase="train"):
@@ -154,3 +155,13 @@ def test_any_table_named_by_the_user_is_read(run):
 
     (evidence,) = gather([run.path / "odd.csv"])
     assert (evidence.name, evidence.names("train")) == ("odd", ["x", "y"])
+
+
+@pytest.mark.parametrize(
+    ("printed", "resolution"), [("0.0", 0.0), ("0", 0.0), ("0.0000", 1e-4), ("0.0e+00", 0.0), ("1e-05", 0.0)]
+)
+def test_a_table_tells_how_fine_its_numbers_are_printed(tmp_path, printed, resolution):
+    (tmp_path / "log.csv").write_text("step,loss,lr\n" + "".join(f"{s},{3 - s / 7},{printed}\n" for s in range(1, 30)))
+    (evidence,) = gather([tmp_path])
+    assert evidence.series("lr").resolution == pytest.approx(resolution)
+    assert evidence.series("loss").resolution == 0.0

@@ -234,9 +234,8 @@ def schedule_restarted(evidence: Evidence, *, fall: float, again: float, start: 
     if _CYCLIC.search(scheduler):
         return Missing(f"a schedule without restarts (this one is {scheduler!r})")
     values, first = lr.values, max(2, int(len(lr) * start))
-    for i in range(first, len(values) - 3):
-        if values[i - 1] <= 0 or values[i] > fall * values[i - 1]:
-            continue
+    fallen = np.flatnonzero((values[:-1] > 0) & (values[1:] <= fall * values[:-1])) + 1
+    for i in (int(i) for i in fallen if first <= i < len(values) - 3):
         climb = values[i:]
         top = int(np.argmax(climb))
         # a warm-up takes several points on its way up; a single odd value does not

@@ -139,7 +139,7 @@ def bounces(evidence: Evidence, *, correlation: float, amplitude: float, points:
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
-    for start in range(0, len(loss) - points + 1, max(1, points // 4)):
+    for start in range(0, len(loss) - points + 1, max(1, points // 4, len(loss) // 2000)):
         part = loss.values[start : start + points]
         level = abs(float(np.median(part)))
         swing = float(np.std(np.diff(part))) / level if level > 0 else 0.0

@@ -46,11 +46,9 @@ def loss_scale_collapsed(evidence: Evidence, *, floor: float, backoffs: int) -> 
 
 def _fall(values: np.ndarray, steps: np.ndarray, backoffs: int) -> int | None:
     """Index at which the scale had been halved `backoffs` times within twice as many steps, or None."""
-    for end in range(1, len(values)):
-        since = int(np.searchsorted(steps, steps[end] - 2 * backoffs))
-        if values[end] > 0 and values[since] >= values[end] * 2**backoffs:
-            return end
-    return None
+    since = np.searchsorted(steps, steps - 2 * backoffs)
+    fallen = np.flatnonzero((values > 0) & (values[since] >= values * 2.0**backoffs))
+    return int(fallen[0]) if len(fallen) else None
 
 
 @check(needs=["series:loss_scale:points>=50"], facts=["count", "rate", "steps"])
@@ -67,9 +65,8 @@ def backoffs_unprovoked(evidence: Evidence, *, rate: float, least: int, grace: i
     scale = scale.good
     change = np.sign(np.diff(scale.values))
     settled = _search_end(scale)
-    unprovoked = [
-        i + 1 for i in range(settled, len(change)) if change[i] < 0 and not (change[max(0, i - grace) : i] > 0).any()
-    ]
+    cuts = [int(i) for i in np.flatnonzero(change < 0) if i >= settled]
+    unprovoked = [i + 1 for i in cuts if not (change[max(0, i - grace) : i] > 0).any()]
     steps = int(scale.steps[-1] - scale.steps[settled])
     if len(unprovoked) < least or steps <= 0 or len(unprovoked) / steps < rate:
         return []
