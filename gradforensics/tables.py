@@ -221,15 +221,6 @@ def cadence_of(steps: np.ndarray) -> float:
     return float(np.median(np.diff(steps))) if len(steps) > 1 else 0.0
 
 
-def kind_of(value: float | None) -> str:
-    """The KINDS entry for a number read from a file; None is "missing"."""
-    if value is None:
-        return "missing"
-    if math.isfinite(value):
-        return "finite"
-    return "nan" if math.isnan(value) else ("posinf" if value > 0 else "neginf")
-
-
 def _digits(frame: pl.DataFrame) -> int:
     """Significant digits of a few values of a series: the finer of two copies of one series is the better source."""
     head = frame["value"].drop_nulls().head(16).to_list()

@@ -7,7 +7,6 @@ import polars as pl
 import pytest
 
 from gradforensics.tables import (
-    KINDS,
     SERIES_SCHEMA,
     TABLES,
     Event,
@@ -15,7 +14,6 @@ from gradforensics.tables import (
     SeriesFrame,
     SeriesKey,
     Setting,
-    kind_of,
     series_frame,
 )
 
@@ -38,14 +36,6 @@ def test_a_frame_has_the_canonical_columns_and_no_nan_among_its_values():
 def test_columns_of_another_length_are_refused():
     with pytest.raises((ValueError, pl.exceptions.ShapeError)):
         series_frame({"step": [1, 2]}, [1.0])
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"), [(1.0, "finite"), (-0.0, "finite"), (math.nan, "nan"), (math.inf, "posinf"), (None, "missing")]
-)
-def test_kind_of(value, kind):
-    assert kind_of(value) == kind
-    assert kind in KINDS
 
 
 def test_one_source_is_picked_most_points_then_most_digits():

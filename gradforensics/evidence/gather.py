@@ -316,12 +316,16 @@ def _nothing(looked: Sequence[_Looked], paths: Sequence[Path]) -> str:
     pieces = [p for part in looked for p in part.pieces]
     if later and not pieces:
         kinds = sorted({kind for part in looked for kind, _ in part.later})
-        which = f"{' and '.join(kinds)} ({len(later)} files, such as {later[0]})"
+        which = f"{' and '.join(kinds)} ({_files(len(later))}, such as {later[0]})"
         return f"{where}: only {which}, which this version does not read. {_COUNTS}"
     count = sum(len(part.root.files) for part in looked)
     read = ", ".join(f"{p.file.name} ({p.reader})" for p in pieces[:5]) or "none that a reader knows"
     unread = f"; not read by this version: {', '.join(later[:3])}" if later else ""
     said = [f"{n.source}: {n.text}" for part in looked for n in part.notices if n.source not in later][:3]
     remarks = f"; {'; '.join(said)}" if said else ""
-    looked_at = f"{count} files (read: {read}{unread}{remarks})"
+    looked_at = f"{_files(count)} (read: {read}{unread}{remarks})"
     return f"{where}: no training series and no log of a training among {looked_at}. {_COUNTS}"
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"

@@ -163,5 +163,8 @@ def test_any_table_named_by_the_user_is_read(run):
 def test_a_table_tells_how_fine_its_numbers_are_printed(tmp_path, printed, resolution):
     (tmp_path / "log.csv").write_text("step,loss,lr\n" + "".join(f"{s},{3 - s / 7},{printed}\n" for s in range(1, 30)))
     (evidence,) = gather([tmp_path])
-    assert evidence.series("lr").resolution == pytest.approx(resolution)
-    assert evidence.series("loss").resolution == 0.0
+    rate, loss = evidence.series("lr"), evidence.series("loss")
+    assert rate is not None
+    assert rate.resolution == pytest.approx(resolution)
+    assert loss is not None
+    assert loss.resolution == 0.0

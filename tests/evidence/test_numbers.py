@@ -5,7 +5,7 @@ import math
 import pytest
 
 from gradforensics.evidence.numbers import clock_seconds, parse_number, rounded_to, scalar, text_resolution, whole
-from gradforensics.tables import kind_of
+from gradforensics.tables import series_frame
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from gradforensics.tables import kind_of
     ],
 )  # fmt: skip
 def test_spellings(text, kind):
-    assert kind_of(parse_number(text)) == kind
+    assert series_frame({}, [parse_number(text)])["kind"].to_list() == [kind]
 
 
 @pytest.mark.parametrize("text", ["abc", "1_000", "1.2.3", "0x10", "tensor", "nano", "--1", "2024-01-01"])

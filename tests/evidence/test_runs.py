@@ -255,7 +255,7 @@ def test_paths_that_do_not_exist():
             {"model.pt": b"x", "a.ckpt": b"y"},
             "only checkpoints (2 files, such as a.ckpt), which this version does not read",
         ),
-        ({"events.out.tfevents.1": b"x"}, "only TensorBoard event files (1 files"),
+        ({"events.out.tfevents.1": b"x"}, "only TensorBoard event files (1 file"),
         ({"config.json": '{"learning_rate": 1}'}, "read: config.json (config)"),
         ({"x.log": "hello\n", "m.pt": b"x"}, "not read by this version: m.pt"),
         ({"trainer_state.json": ""}, "trainer_state.json: empty file"),

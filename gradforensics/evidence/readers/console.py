@@ -118,7 +118,9 @@ class _Scan:
                 row = _Row(number, said, events.rank_of(text), before=dict(self.bars))
                 self.dicts.append(row)
                 if "train_runtime" in said.values:
-                    self.scanner.keep(number, "completed", text, {})
+                    self.scanner.keep(
+                        number, "completed", "the Trainer printed its closing summary (train_runtime)", {}
+                    )
                 return
         if " = " in text and (banner := _BANNER.match(text)):
             value = int(banner[2].replace(",", ""))
