@@ -105,7 +105,7 @@ def analyze(
     with _Bar() as bar:
         found = gather(inputs, settings=facts, columns=mapped, progress=bar)
     diagnoses = [diagnose(evidence, rules) for evidence in found]
-    sources = list({s.path: s for evidence in found for s in evidence.sources}.values())
+    sources = list({(s.path, s.sha256): s for evidence in found for s in evidence.sources}.values())
     report = build(diagnoses, sources, language=lang)  # type: ignore[arg-type]  # a click.Choice
     _deliver(report, targets, force=force)
     return _exit_code(diagnoses, fail_on)

@@ -6,7 +6,7 @@
     start    = { "loss#1" = 150 }         step of the first point (default: one distance)
     settings = { lr_scheduler_type = "cosine" }
     travels  = [ { step = 2, ... } ]      any other table as a list of rows; absent = not available, [] = nothing found
-    fires_at = 120 | clear = true | missing = ["series:lr"]
+    fires_at = 120 | fires = true (at no step) | clear = true | missing = ["series:lr"]
     variant, strength, severity, refuted_by: what a firing or clear example must also say
 
 Series: segments in a row, separated by spaces: `0.5*20` (a value n times), `_*5` (missing), `nan`, ramp(a, b, n),
@@ -35,6 +35,7 @@ _KEYS = {
     "start",
     "settings",
     "reader",
+    "fires",
     "fires_at",
     "clear",
     "missing",
@@ -170,13 +171,12 @@ def check_example(rule: Rule, example: Mapping[str, Any]) -> str:
 
 
 def _complaints(example: Mapping[str, Any], verdict: Verdict) -> list[str]:
-    if "fires_at" in example:
+    if "fires_at" in example or example.get("fires"):
         if verdict.outcome != "fired":
             return [f"should fire, is {verdict.outcome} (missing: {list(verdict.missing)})"]
         said = {"variant": verdict.variant, "strength": verdict.strength, "severity": verdict.severity}
-        out = [
-            f"fires at {verdict.onset}, not at {example['fires_at']}" if verdict.onset != example["fires_at"] else ""
-        ]
+        at = example.get("fires_at")
+        out = [f"fires at {verdict.onset}, not at {at}" if verdict.onset != at else ""]
         return out + [f"{k} is {said[k]}, not {example[k]}" for k in said if k in example and said[k] != example[k]]
     if example.get("clear"):
         refuted = [r.case for r in verdict.refuted_by]
@@ -191,4 +191,4 @@ def _complaints(example: Mapping[str, Any], verdict: Verdict) -> list[str]:
             f"should be not judged, is {verdict.outcome}" if verdict.outcome != "not_judged" else "",
             f"does not name {lacking} as missing but {list(verdict.missing)}" if lacking else "",
         ]
-    return ["says neither fires_at, clear nor missing"]
+    return ["says neither fires_at, fires, clear nor missing"]

@@ -137,8 +137,10 @@ def _fired(
     strength = best.sign.strength
     if strength == "suspect" and _two_suspects_agree(holdings):
         strength = "probable"
-    onset, after = _onset(holdings)
-    facts: dict[str, Fact] = {**best.hits[0].facts, "run": evidence.name, "onset": onset}
+    grave = merit(best)[0]
+    onset, after = _onset(h for h in holdings if merit(h)[0] == grave)
+    spoken = onset if best.onset is None else best.onset  # a text tells what its own sign saw
+    facts: dict[str, Fact] = {**best.hits[0].facts, "run": evidence.name, "onset": spoken}
     return Verdict(
         rule, "fired", best.sign.variant, severity_of(best.sign), strength, onset, after,
         tuple(sorted(holdings, key=merit, reverse=True)), not_excluded=open_, facts=facts,
@@ -163,7 +165,7 @@ def _two_suspects_agree(holdings: Iterable[Holding]) -> bool:
 
 
 def _onset(holdings: Iterable[Holding]) -> tuple[int | None, int | None]:
-    """Earliest onset of all signs that hold, and the last good step before it."""
+    """Earliest onset of these signs, and the last good step before it."""
     firsts = [h.hits[0] for h in holdings if h.hits[0].step is not None]
     if not firsts:
         return None, None

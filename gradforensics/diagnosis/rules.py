@@ -37,6 +37,7 @@ _KEYS = {
 _TEXT_KEYS = {"title", "what", "why", "fix"}
 _SPEC = re.compile(r",?(\.\d{1,2})?[gfe%d]?")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_COMMAND = re.compile(r"\bgradforensics (\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +125,8 @@ class Rule:
 
     @property
     def verifiable(self) -> bool:
-        """Whether `verify` is prose or a command that this version has."""
-        words = self.verify.split()
-        return bool(words) and (words[0] != "gradforensics" or words[1] in COMMANDS)
+        """Whether this version has every command that `verify` names."""
+        return bool(self.verify) and set(_COMMAND.findall(self.verify)) <= set(COMMANDS)
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -214,6 +214,7 @@ class _Reader:
         for key in _REQUIRED:
             if not data.get(key):
                 raise self.error(f"{key} is missing or empty")
+        self.shapes()
         if not re.fullmatch(r"[A-Z]{2,8}\d{2,4}", str(data["id"])):
             raise self.error(f"id {data['id']!r} must look like GF07", "id")
         for key in ("slug", "family"):
@@ -251,6 +252,27 @@ class _Reader:
         )  # fmt: skip
         self.placeholders(rule)
         return rule
+
+    def shapes(self) -> None:
+        """Tables must be tables and lists of tables lists of tables before anything looks into them."""
+        tables = [(k, self.data.get(k, {})) for k in ("variant", "parameters", "zh")]
+        tables += (
+            [(f"zh.{k}", v) for k, v in tables[2][1].items() if k == "variant"]
+            if isinstance(tables[2][1], dict)
+            else []
+        )
+        for key, value in tables:
+            if not isinstance(value, dict):
+                raise self.error(f"{key} must be a table", key)
+            if key.endswith("variant") and not all(isinstance(v, dict) for v in value.values()):
+                raise self.error(f"{key} must hold tables: [{key}.name]", key)
+        for key in ("sign", "look_alike", "example"):
+            value = self.data.get(key, [])
+            if not isinstance(value, list) or not all(isinstance(v, dict) for v in value):
+                raise self.error(f"{key} must be written as [[{key}]]", key)
+        for table in (*self.data.get("sign", []), *(a.get("unless", {}) for a in self.data.get("look_alike", []))):
+            if not isinstance(table, dict) or not isinstance(table.get("with", {}), dict):
+                raise self.error("a check is written as { check = .., with = { .. } }", "with")
 
     def severity(self, value: Any) -> Severity:
         if value not in SEVERITIES:
@@ -353,7 +375,7 @@ class _Reader:
         self, table: Mapping[str, Any], parameters: Mapping[str, Parameter], used: set[str], signs: Sequence[str]
     ) -> LookAlike:
         unknown = sorted(set(table) - {"case", "tell", "unless", "signs"})
-        if unknown or not table.get("case") or not table.get("tell"):
+        if unknown or not self.string(table, "case") or not self.string(table, "tell"):
             raise self.error(
                 f"a look_alike has case, tell and optionally unless and signs (found {sorted(table)})", "look_alike"
             )

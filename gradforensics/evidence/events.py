@@ -38,7 +38,8 @@ _KILLED = re.compile(
     r"[Kk]eyboard ?[Ii]nterrupt (?:detected|received)|Detected KeyboardInterrupt|DUE TO PREEMPTION"
 )
 _OVERFLOW = re.compile(
-    r"OVERFLOW!.*?Attempted loss scale: (?P<was>[\d.e+]+), reducing to (?P<to>[\d.e+]+)|OVERFLOW!.*Skipping step|"
+    r"OVERFLOW!.*?Attempted loss scale: (?P<was>[\d.e+]+), (?:reducing to (?P<to>[\d.e+]+)|but hysteresis is)|"
+    r"OVERFLOW!.*Skipping step|"
     r"[Gg]radient overflow.*?(?:reducing loss scale to|setting loss scale to:) (?P<to2>[\d.e+-]+)"
 )
 _RESUME = re.compile(

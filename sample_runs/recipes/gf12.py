@@ -25,6 +25,7 @@ from lab import (
     next_token_loss,
     plain_config,
     scheduler,
+    train,
     write_json,
 )
 from torch import Tensor, nn
@@ -128,6 +129,25 @@ def frequent_skips(run: Path) -> None:
         half_loop(model, objective, log, steps=steps)
 
 
+def pure_half(run: Path) -> None:
+    """Weights, gradients and optimizer state in float16, no loss scale; eps large enough for the state to live."""
+    steps = 150
+    chain = Chain.make()
+    torch.manual_seed(0)
+    model = TinyLM().half()
+    generator = np.random.default_rng(1)
+
+    def objective(_step: int) -> Tensor:
+        tokens = chain.sample(generator)
+        return next_token_loss(model(tokens[:, :-1]), tokens)
+
+    schedule = {"learning_rate": 1e-3, "lr_scheduler_type": "constant", "warmup_steps": 0, "max_steps": steps}
+    write_json(run / "config.json", plain_config(**schedule, precision="16-true", adam_epsilon=1e-4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-4)
+    with json_lines(run / "metrics.jsonl") as log:
+        train(model, optimizer, objective, log, steps=steps)
+
+
 def healthy(run: Path) -> None:
     """A scale that starts too high finds its level in the first steps and is tried upwards every 200 steps."""
     steps = 500
@@ -163,6 +183,15 @@ SAMPLES = (
         "a raw feature exceeds 65504 in a few percent of the batches: those steps overflow at any scale",
         case="GF12",
         variant="frequent-skips",
+    ),
+    Sample(
+        "gf12-pure-half",
+        "gf12",
+        pure_half,
+        "weights, gradients and state in float16 without a loss scale; it trains, so it is a suspect only",
+        case="GF12",
+        variant="pure-half",
+        primary="",
     ),
     Sample(
         "gf12-twin",

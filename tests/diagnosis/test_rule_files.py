@@ -74,6 +74,18 @@ def test_a_good_rule_loads(tmp_path):
         (HEAD.replace("{onset}", "{onset:>999}") + SIGN, "not allowed"),
         (HEAD.replace("{onset}", "{onset") + SIGN, "expected '}'"),
         ("id = ", "not TOML"),
+        (HEAD + "parameters = 3", "parameters must be a table"),
+        (HEAD + "variant = 3", "variant must be a table"),
+        (HEAD + "variant = { a = 3 }", "must hold tables"),
+        (HEAD + "zh = 3", "zh must be a table"),
+        (HEAD + "zh = { variant = 3 }", "zh.variant must be a table"),
+        (HEAD + "sign = 3", "[[sign]]"),
+        (HEAD + "example = [3]", "[[example]]"),
+        (HEAD + 'sign = [{ check = "bounces", with = 3 }]', "with = {"),
+        (HEAD + "look_alike = [{ case = 3, tell = 4 }]", "case must be a string"),
+        (HEAD + 'look_alike = [{ case = "TT02", tell = "x", unless = 3 }]', "with = {"),
+        (HEAD + "fix = 3", "not TOML"),
+        (HEAD.replace('fix = ["Do it."]', "fix = 3"), "fix must be a list"),
     ],
 )  # fmt: skip
 def test_refused(tmp_path, text, complaint):

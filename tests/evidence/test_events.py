@@ -27,7 +27,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in m
             "timeout", {"collective": "ALLREDUCE", "sequence": 17},
         ),
         ("[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768", "overflow", {"from": 65536, "to": 32768}),
-        ("OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 4294967296, but hysteresis is 2. Reducing hysteresis to 1", "overflow", {}),
+        ("OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 4294967296, but hysteresis is 2. Reducing hysteresis to 1", "overflow", {"from": 4294967296.0}),
         ("Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 32768.0", "overflow", {"to": 32768}),
         ("NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: 64.0", "overflow", {"to": 64}),
         ("Resuming from checkpoint out/checkpoint-500", "resume", {}), ("Resuming training from epoch 3", "resume", {}),

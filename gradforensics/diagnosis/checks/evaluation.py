@@ -63,7 +63,7 @@ def _train_falls(evidence: Evidence, since: int) -> tuple[float, float] | Missin
 
 @check(
     needs=["series:loss"],
-    facts=["rise", "best_step", "best", "end", "wasted", "train_then", "train_now", "sets"],
+    facts=["rise", "best_step", "best", "end", "wasted", "train_then", "train_now", "risen", "total"],
 )
 def eval_rises(evidence: Evidence, *, rise: float, errors: float, evals: int, accuracy: str) -> Answer:
     """Evaluation losses leave their minimum for good while the training loss goes on falling.
@@ -98,7 +98,8 @@ def eval_rises(evidence: Evidence, *, rise: float, errors: float, evals: int, ac
                 wasted=(end - int(series.steps[risen.best])) / end if end > 0 else None,
                 train_then=trained[0],
                 train_now=trained[1],
-                sets=f"{len(found)} of {len(sets)}",
+                risen=len(found),
+                total=len(sets),
             )
         )
     return sorted(hits, key=lambda h: h.step or 0)
@@ -115,7 +116,7 @@ def _accuracy_kept(evidence: Evidence, held_out: Series, best: int) -> bool:
     return float(np.median(good.values[-3:])) > then
 
 
-@check(needs=["series:loss"], facts=["rise", "best_step", "best", "end", "old", "new", "new_fall"])
+@check(needs=[], facts=["rise", "best_step", "best", "end", "old", "new", "new_fall"])
 def old_task_forgotten(evidence: Evidence, *, rise: float, errors: float, evals: int) -> Answer:
     """The loss of an evaluation set named as the old or general task rises while another one falls."""
     losses = _losses(evidence)

@@ -61,7 +61,7 @@ def gradient_nonfinite_first(evidence: Evidence, *, points: int) -> Answer:
     return _gradient_first(evidence, points, masked=False)
 
 
-@check(needs=["series:grad_norm", "series:loss"], facts=["kind", "points", "loss_there", "launch"])
+@check(needs=["series:grad_norm"], facts=["kind", "points", "loss_there", "launch"])
 def gradient_nonfinite_beside_finite_loss(evidence: Evidence, *, points: int) -> Answer:
     """The gradient norm is NaN or infinite for good and the loss stays finite beside it for `points` points or more.
 
@@ -77,8 +77,12 @@ def _gradient_first(evidence: Evidence, points: int, *, masked: bool) -> Answer:
         if norm is None or bad is None or (bad_loss is not None and bad_loss[1] <= bad[1]):
             continue
         until = bad_loss[1] if bad_loss is not None else np.inf
-        beside = 0 if loss is None else int(((loss.steps >= bad[1]) & (loss.steps < until) & loss.finite).sum())
-        if (beside >= points) != masked:
+        if loss is None:
+            beside = int(norm.bad.sum())
+        else:
+            beside = int(((loss.steps >= bad[1]) & (loss.steps < until) & loss.finite).sum())
+        holds = beside >= points if masked else bad_loss is not None and beside < points
+        if not holds:
             continue
         there = None
         if loss is not None and len(loss.good):

@@ -51,7 +51,7 @@ def lr_identically_zero(evidence: Evidence, *, share: float) -> Answer:
 
 @check(needs=["series:loss:points>=20", "series:lr"], facts=["peak", "change", "level"])
 def stands_still_at_tiny_lr(evidence: Evidence, *, tiny: float, change: float, errors: float) -> Answer:
-    """The loss does not fall over the whole record, and the learning rate never exceeds `tiny` (and is not 0).
+    """The loss does not move over the whole record, and the learning rate never exceeds `tiny` (and is not 0).
 
     change: improvement from the first to the last tenth, as a fraction of the level, that still counts as standing
     still; errors: so does one within so many standard errors.
@@ -68,9 +68,9 @@ def stands_still_at_tiny_lr(evidence: Evidence, *, tiny: float, change: float, e
     # the median of k points of normal noise has a standard error of sqrt(pi / 2k) sd; two of them are compared
     doubt = signals.noise_sd(loss.values) * math.sqrt(math.pi / part)
     moved = fallen / max(abs(level), 1e-12)
-    if moved > change and fallen > errors * doubt:
-        return []
-    return [hit_at(loss, 0, peak=peak, change=moved, level=level)]
+    if abs(moved) > change and abs(fallen) > errors * doubt:
+        return []  # it falls, or it rises: either way the parameters move
+    return [hit_at(loss, 0, peak=peak, change=-moved, level=level)]
 
 
 @check(needs=["series:lr", "settings:optim"], facts=["peak", "bound", "optimizer"])

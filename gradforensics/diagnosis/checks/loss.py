@@ -83,7 +83,7 @@ def _departure_hit(loss: Series, found: signals.Departure, **more: Fact) -> Hit:
 def left_best_level_with_gradient(
     evidence: Evidence, *, noise: float, rise: float, share: float, factor: float
 ) -> Answer:
-    """As left_best_level, and the gradient norm (rolling median) rose to `factor` times its lowest level before."""
+    """As left_best_level, and from its best on the gradient norm rose to `factor` times its lowest level before."""
     loss, norm = descending_loss(evidence), evidence.series("grad_norm")
     if isinstance(loss, Missing):
         return loss
@@ -93,12 +93,14 @@ def left_best_level_with_gradient(
     if found is None or found.share < share:
         return []
     level = signals.rolling_median(norm.good.values, 3)
-    lowest = np.minimum.accumulate(level)
-    above = np.flatnonzero((lowest > 0) & (level >= factor * lowest))
-    if not len(above):
+    since = norm.good.steps >= loss.steps[found.best_index]
+    if not since.any():
         return []
-    peak = float(level[above].max())
-    return [_departure_hit(loss, found, norm_before=float(lowest[above[0]]), norm_peak=peak)]
+    lowest = float(level[: int(np.argmax(since)) + 1].min())  # of the healthy part, up to the best loss
+    peak = float(level[since].max())
+    if lowest <= 0 or peak < factor * lowest:
+        return []
+    return [_departure_hit(loss, found, norm_before=lowest, norm_peak=peak)]
 
 
 @check(

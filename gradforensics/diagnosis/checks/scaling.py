@@ -9,16 +9,21 @@ import numpy as np
 from gradforensics.diagnosis.vocabulary import Answer, Hit, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
+_REST = 10  # logged points without a cut that end the opening search
 
-def _search_end(scale: Series) -> int:
-    """Index of the first point after the opening search: the scale starts high and is halved until it fits."""
-    falling = np.diff(scale.values) < 0
-    i = 0
-    while i < len(falling) and (falling[i] or (i == 0 and not falling[:10].any())):
-        if not falling[i]:
-            return 0
-        i += 1
-    return i
+
+def _search_end(scale: Series, floor: float = 0.0) -> int:
+    """Index of the first point after the opening search, in which the scale starts high and is halved until it fits.
+
+    0 where the scale was not cut in its beginning, and where the cuts led below `floor` without a rest: no search.
+    """
+    change = np.diff(scale.values)
+    end = 0
+    for i in np.flatnonzero(change < 0).tolist():
+        if i - end > _REST or (change[:i] > 0).any():
+            break
+        end = i + 1
+    return 0 if float(scale.values[end]) < floor else end
 
 
 @check(needs=["series:loss_scale:points>=10"], facts=["lowest", "from_scale", "backoffs"])
@@ -28,7 +33,7 @@ def loss_scale_collapsed(evidence: Evidence, *, floor: float, backoffs: int) -> 
     if scale is None or len(scale.good) < 10:
         return Missing("series:loss_scale:points>=10")
     scale = scale.good
-    settled = _search_end(scale)
+    settled = _search_end(scale, floor)
     values, steps = scale.values[settled:], scale.steps[settled:]
     if len(values) < 2 or float(values.max()) <= 0:
         return []
@@ -38,7 +43,7 @@ def loss_scale_collapsed(evidence: Evidence, *, floor: float, backoffs: int) -> 
         return []
     top = float(values[: end + 1].max())
     # the fall starts after the last point that was still within one halving of the highest scale
-    first = int(np.flatnonzero(values[:end] >= top / 2)[-1]) + 1
+    first = int(np.flatnonzero(values[:end] >= top / 2)[-1]) + 1 if end else 0
     lowest = float(values[end:].min())
     halvings = round(math.log2(top / lowest)) if lowest > 0 else None
     return [hit_at(scale, settled + first, lowest=lowest, from_scale=top, backoffs=halvings)]
@@ -86,6 +91,8 @@ def overflow_lines(evidence: Evidence, *, rate: float, least: int, search: float
     unprovoked, last, searching = [], None, True
     for event in events:
         was, to = event.data.get("from"), event.data.get("to")
+        if was is not None and to is None:  # DeepSpeed's hysteresis: the step is skipped, the scale stays
+            continue
         raised = was is not None and last is not None and was > last
         searching = searching and not raised and to is not None and to >= search
         if not searching and not raised:
