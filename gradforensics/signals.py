@@ -102,7 +102,8 @@ class Departure:
     """A loss that was at its best and left that level until the end of the record.
 
     best, end: levels (rolling median) at the best place and over the last tenth; start: index of the first point above
-    the level for good; best_index: where the best level lies; share: part of the points from `start` on.
+    the level for good; best_index: where the best level lies; share, points: part and number of the points from `start`
+    on; initial: the level that the record begins with; peak: the highest level from `start` on.
     """
 
     best: float
@@ -110,6 +111,9 @@ class Departure:
     best_index: int
     start: int
     share: float
+    points: int
+    initial: float
+    peak: float
 
     @property
     def rise(self) -> float:
@@ -145,21 +149,31 @@ def departure(steps: np.ndarray, values: np.ndarray, noise: float, rise: float) 
         return None
     window = max(3, min(101, n // 20)) | 1
     level = rolling_median(values, window)
+    start = float(np.median(values[:window]))
     # a fine-tune that is destroyed at once was at its best in the very first point; but a first point that covers
-    # fewer steps than the others (logging_first_step) is noisier than they are and proves nothing
-    if 2 * steps[0] >= steps[1] - steps[0]:
-        level[0] = min(level[0], values[0])
+    # fewer steps than the others (logging_first_step) is noisier than they are, and one that is as good as a few later
+    # ones is a draw of the noise: they prove nothing
+    alone = 2 * steps[0] >= steps[1] - steps[0] and float(np.mean(values[n // 2 :] <= 1.1 * values[0])) < 0.01
+    if alone:
+        level[0] = start = min(level[0], values[0])
     best_index = int(np.argmin(level))
     best = float(level[best_index])
     end = float(np.median(values[-max(3, n // 10) :]))
-    spread = noise_sd(values)
-    scale = max(abs(best), float(np.median(values[:window])) - best)
+    # the noise of the two places that are compared: a wild time in between is no noise of theirs
+    spread = max(
+        noise_sd(values[: max(8, best_index + 1)]) if best_index >= 8 else 0.0, noise_sd(values[-max(8, n // 4) :])
+    )
+    scale = max(abs(best), start - best)
     margin = max(noise * spread, rise * scale)
     if margin <= 0 or end - best <= margin:
         return None
     smooth = rolling_median(values, 3)
+    if alone:
+        smooth[0] = min(smooth[0], values[0])
     within = np.flatnonzero(smooth <= best + margin)
     if not len(within):
         return None
-    start = int(within[-1]) + 1
-    return Departure(best, end, best_index, start, (n - start) / n) if start < n else None
+    left = int(within[-1]) + 1
+    if left >= n:
+        return None
+    return Departure(best, end, best_index, left, (n - left) / n, n - left, start, float(level[left:].max()))

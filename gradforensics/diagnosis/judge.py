@@ -150,7 +150,12 @@ def _fired(
 
 def _ask(test: Test, evidence: Evidence) -> Answer:
     lacking = [n.text for n in test.needs if not needs_.satisfied(n, evidence)]
-    return Missing(*lacking) if lacking else test.check(evidence, **test.arguments)
+    if lacking:
+        return Missing(*lacking)
+    try:
+        return test.check(evidence, **test.arguments)
+    except Exception as error:  # noqa: BLE001  # a defect of one check must not cost the user all verdicts
+        return Missing(f"the check {test.check.name} failed, which is a defect of this tool: {error!r}")
 
 
 def _two_suspects_agree(holdings: Iterable[Holding]) -> bool:

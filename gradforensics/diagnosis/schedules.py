@@ -21,26 +21,29 @@ _SHAPES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 _NAMES = {
     "linear": "linear", "linear_with_warmup": "linear", "polynomial": "linear", "linear_warmup_decay": "linear",
     "cosine": "cosine", "cosine_with_warmup": "cosine", "cosine_warmup": "cosine", "cosineannealinglr": "cosine",
+    "cosine_with_min_lr": "cosine",
     "constant": "constant", "constant_with_warmup": "constant", "constant_warmup": "constant", "none": "constant",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A declared schedule. peak: learning rate after warm-up; warmup, total: optimizer steps."""
+    """A declared schedule. peak, floor: rate after the warm-up and at the end; warmup, total: optimizer steps."""
 
     shape: str
     name: str
     peak: float
     warmup: float
     total: float
+    floor: float = 0.0
 
     def at(self, steps: np.ndarray, speed: float = 1.0) -> np.ndarray:
         """Learning rate at the given steps, float64 (n,), the schedule run `speed` times as fast as it should."""
         t = np.clip(steps.astype(float) * speed, 0.0, self.total)
         done = np.clip((t - self.warmup) / max(self.total - self.warmup, 1.0), 0.0, 1.0)
         up = t / self.warmup if self.warmup > 0 else np.ones_like(t)
-        rates: np.ndarray = self.peak * np.where(t < self.warmup, up, _SHAPES[self.shape](done))
+        falling = self.floor + (self.peak - self.floor) * _SHAPES[self.shape](done)
+        rates: np.ndarray = np.where(t < self.warmup, self.peak * up, falling)
         return rates
 
 
@@ -58,12 +61,15 @@ def declared(evidence: Evidence) -> Schedule | list[str]:
     shape = _NAMES.get(str(name).lower().rsplit(".", 1)[-1])
     if shape is None:
         return [f"a schedule of a known shape (this one is {name!r})"]
-    warmup = evidence.number("warmup_steps") or 0.0
+    bare = str(name).lower() in ("constant", "none")  # transformers ignores the warm-up of a plain constant schedule
+    total = evidence.number("decay_steps") or total
+    warmup = 0.0 if bare else evidence.number("warmup_steps") or 0.0
     if 0.0 < warmup < 1.0:  # transformers 5 reads a fraction as a share of all steps
         warmup *= total
-    if warmup == 0.0:
+    if warmup == 0.0 and not bare:
         warmup = (evidence.number("warmup_ratio") or 0.0) * total
-    return Schedule(shape, str(name), peak, warmup, total)
+    floor = evidence.number("min_lr") or evidence.number("lr_end") or (evidence.number("min_lr_rate") or 0.0) * peak
+    return Schedule(shape, str(name), peak, warmup, total, floor if floor < peak else 0.0)
 
 
 def worst_departure(schedule: Schedule, steps: np.ndarray, values: np.ndarray, speed: float = 1.0) -> np.ndarray:

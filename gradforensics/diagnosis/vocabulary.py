@@ -81,12 +81,24 @@ def label(series: Series) -> str:
     return series.name if series.phase == "train" else f"{series.phase}/{series.name}"
 
 
-def hit_at(series: Series, index: int, *, after: int | None = None, **facts: Fact) -> Hit:
-    """A hit at one point of a series; `after` defaults to the step of the point before it."""
+def hit_at(
+    series: Series, index: int, shared: Mapping[str, Fact] | None = None, *, after: int | None = None, **facts: Fact
+) -> Hit:
+    """A hit at one point of a series; `after` defaults to the step of the point before it, `shared` are more facts."""
     if after is None and index > 0:
         after = int(series.steps[index - 1])
     value = float(series.values[index])
     if series.bad[index]:
         value = {"posinf": float("inf"), "neginf": float("-inf")}.get(series.kinds[index], float("nan"))
     line = int(series.lines[index]) or None
-    return Hit(int(series.steps[index]), after, label(series), series.tag, value, series.source, line, None, facts)
+    return Hit(
+        int(series.steps[index]),
+        after,
+        label(series),
+        series.tag,
+        value,
+        series.source,
+        line,
+        None,
+        {**facts, **(shared or {})},
+    )

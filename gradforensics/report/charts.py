@@ -118,14 +118,15 @@ def line_of(series: Series, limit: int, attempt: int | None = None) -> Line:
 
 
 def redone(evidence: Evidence, series: Series) -> list[tuple[int, Series]]:
-    """Earlier attempts' points at steps that a later attempt logged again: (attempt, its points)."""
+    """Earlier attempts' points that a later attempt superseded: (attempt, its points)."""
     stored = (evidence.frames[key].frame["attempt"] for key in evidence.keys(series.name, series.phase))
     if all(column.n_unique() < 2 for column in stored):
         return []
     out = []
     for part in evidence.attempts(series.name, series.phase)[-ATTEMPTS:]:
-        standing = series.attempts[np.searchsorted(series.steps, part.steps)]  # every step of a part is in the whole
-        lost = part.where(standing != part.attempts)
+        at = np.minimum(np.searchsorted(series.steps, part.steps), len(series) - 1)
+        stands = (series.steps[at] == part.steps) & (series.attempts[at] == part.attempts)
+        lost = part.where(~stands)  # logged again by a later attempt, or lost because that one began before
         if len(lost):
             out.append((int(lost.attempts[0]), lost))
     return out

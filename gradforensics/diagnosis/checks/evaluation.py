@@ -39,10 +39,11 @@ def _rise(held_out: Series, least: float, errors: float, evals: int) -> Rise | N
     values = held_out.values
     best = int(np.argmin(values))
     low = float(values[best])
-    margin = max(least * abs(low), errors * signals.noise_sd(values))
+    # near 0 a fraction of the minimum says nothing: then a part of what was gained before counts
+    margin = max(least * max(abs(low), 0.1 * (float(values[0]) - low)), errors * signals.noise_sd(values))
     above = values > low + margin
-    count = int(above[best:].sum())
-    end = float(np.median(values[-evals:]))
+    count = int((values[best + 1 :] > low).sum())
+    end = float(np.median(values[-min(evals, 2) :]))
     if count < evals or end <= low + margin or not above[-1]:
         return None
     return Rise(best, best + int(np.argmax(above[best:])), (end - low) / max(abs(low), 1e-12), count)

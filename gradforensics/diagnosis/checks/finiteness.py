@@ -6,18 +6,24 @@ import numpy as np
 
 from gradforensics import signals
 from gradforensics.diagnosis.checks.loss import descending_loss, lasting_bad
-from gradforensics.diagnosis.vocabulary import Answer, Hit, Missing, check, hit_at
+from gradforensics.diagnosis.vocabulary import Answer, Fact, Hit, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
 _COARSE = 1e-3  # a loss printed with fewer than three decimals may show 0 without being near it
 
 
-def _by_attempt(evidence: Evidence) -> list[tuple[str, Series | None, Series | None]]:
-    """(launch, loss, gradient norm) of every attempt: a failed launch shows even where a later one went on."""
+def _of_trainer(evidence: Evidence) -> bool:
+    """Whether the Hugging Face Trainer wrote this record; it logs a masked loss (logging_nan_inf_filter)."""
+    return any(s.reader in ("hf-trainer-state", "llamafactory-log") for s in evidence.sources)
+
+
+def _by_attempt(evidence: Evidence) -> list[tuple[dict[str, Fact], Series | None, Series | None]]:
+    """(its number, loss, gradient norm) of every attempt: a failed one shows even where a later one went on."""
     losses = {int(s.attempts[0]): s for s in evidence.attempts("loss") if len(s)}
     norms = {int(s.attempts[0]): s for s in evidence.attempts("grad_norm") if len(s)}
     attempts = sorted({*losses, *norms})
-    return [(f"{i} of {len(attempts)}", losses.get(a), norms.get(a)) for i, a in enumerate(attempts, 1)]
+    count = len(attempts)
+    return [({"attempt": i, "attempts": count}, losses.get(a), norms.get(a)) for i, a in enumerate(attempts, 1)]
 
 
 def _step_of(series: Series | None) -> tuple[int, int] | None:
@@ -28,7 +34,7 @@ def _step_of(series: Series | None) -> tuple[int, int] | None:
     return None if index is None else (index, int(series.steps[index]))
 
 
-@check(needs=["series:loss", "series:grad_norm"], facts=["kind", "points", "launch"])
+@check(needs=["series:loss", "series:grad_norm"], facts=["kind", "points", "attempt", "attempts"])
 def loss_nonfinite_first(evidence: Evidence) -> Answer:
     """The loss is NaN or infinite for good, and the gradient norm of the step before was finite.
 
@@ -38,30 +44,30 @@ def loss_nonfinite_first(evidence: Evidence) -> Answer:
     return _loss_first(evidence, certain=True)
 
 
-@check(needs=["series:loss"], facts=["kind", "points", "launch"])
+@check(needs=["series:loss"], facts=["kind", "points", "attempt", "attempts"])
 def loss_nonfinite(evidence: Evidence) -> Answer:
     """The loss is NaN or infinite for good, and the log does not show which pass came first."""
     return _loss_first(evidence, certain=False)
 
 
 def _loss_first(evidence: Evidence, *, certain: bool) -> Answer:
-    for launch, loss, norm in _by_attempt(evidence):
+    for which, loss, norm in _by_attempt(evidence):
         bad, bad_norm = _step_of(loss), _step_of(norm)
         if loss is None or bad is None or (bad_norm is not None and bad_norm[1] < bad[1]):
             continue
         before = bool(norm is not None and norm.finite[norm.steps == bad[1] - 1].any())
         if (before and loss.step_unit == "step") == certain:
-            return [hit_at(loss, bad[0], kind=_word(loss.kinds[bad[0]]), points=int(loss.bad.sum()), launch=launch)]
+            return [hit_at(loss, bad[0], which, kind=_word(loss.kinds[bad[0]]), points=int(loss.bad.sum()))]
     return []
 
 
-@check(needs=["series:grad_norm"], facts=["kind", "points", "loss_there", "launch"])
+@check(needs=["series:grad_norm"], facts=["kind", "points", "loss_there", "attempt", "attempts"])
 def gradient_nonfinite_first(evidence: Evidence, *, points: int) -> Answer:
     """The gradient norm is NaN or infinite for good and the loss became so later: the backward pass came first."""
     return _gradient_first(evidence, points, masked=False)
 
 
-@check(needs=["series:grad_norm"], facts=["kind", "points", "loss_there", "launch"])
+@check(needs=["series:grad_norm"], facts=["kind", "points", "loss_there", "attempt", "attempts"])
 def gradient_nonfinite_beside_finite_loss(evidence: Evidence, *, points: int) -> Answer:
     """The gradient norm is NaN or infinite for good and the loss stays finite beside it for `points` points or more.
 
@@ -72,7 +78,7 @@ def gradient_nonfinite_beside_finite_loss(evidence: Evidence, *, points: int) ->
 
 
 def _gradient_first(evidence: Evidence, points: int, *, masked: bool) -> Answer:
-    for launch, loss, norm in _by_attempt(evidence):
+    for which, loss, norm in _by_attempt(evidence):
         bad, bad_loss = _step_of(norm), _step_of(loss)
         if norm is None or bad is None or (bad_loss is not None and bad_loss[1] <= bad[1]):
             continue
@@ -84,24 +90,18 @@ def _gradient_first(evidence: Evidence, points: int, *, masked: bool) -> Answer:
         holds = beside >= points if masked else bad_loss is not None and beside < points
         if not holds:
             continue
+        if masked and _trained_on(loss, bad[1]):
+            continue  # the norm, not the loss, is logged wrongly
         there = None
         if loss is not None and len(loss.good):
             before = np.flatnonzero(loss.good.steps <= bad[1])
             there = float(loss.good.values[before[-1]]) if len(before) else None
-        return [
-            hit_at(
-                norm,
-                bad[0],
-                kind=_word(norm.kinds[bad[0]]),
-                points=int(norm.bad.sum()),
-                loss_there=there,
-                launch=launch,
-            )
-        ]
+        kind, count = _word(norm.kinds[bad[0]]), int(norm.bad.sum())
+        return [hit_at(norm, bad[0], which, kind=kind, points=count, loss_there=there)]
     return []
 
 
-@check(needs=["series:loss"], facts=["kind", "points", "launch"])
+@check(needs=["series:loss"], facts=["kind", "points", "attempt", "attempts"])
 def nonfinite_isolated(evidence: Evidence) -> Answer:
     """Single NaN or infinite losses with finite values after them, where the gradient norm is not known to be 0.
 
@@ -110,21 +110,32 @@ def nonfinite_isolated(evidence: Evidence) -> Answer:
     return _single_bad_losses(evidence, gradient_zero=False)
 
 
-@check(needs=["series:loss", "series:grad_norm"], facts=["kind", "points", "launch"])
+@check(needs=["series:loss", "series:grad_norm"], facts=["kind", "points", "attempt", "attempts"])
 def batch_without_labels(evidence: Evidence) -> Answer:
     """Single NaN losses at which the gradient norm is exactly 0: the mean over no label is 0/0 (detector D35)."""
     return _single_bad_losses(evidence, gradient_zero=True)
 
 
+@check(needs=["series:loss:points>=20"], facts=["share", "points", "attempt", "attempts"])
+def nonfinite_often(evidence: Evidence, *, share: float) -> Answer:
+    """`share` or more of the losses of an attempt are non-finite although finite ones follow."""
+    for which, loss, _ in _by_attempt(evidence):
+        if loss is None or len(loss) < 20 or lasting_bad(loss) is not None or float(loss.bad.mean()) < share:
+            continue
+        first = int(np.argmax(loss.bad))
+        return [hit_at(loss, first, which, share=float(loss.bad.mean()), points=int(loss.bad.sum()))]
+    return []
+
+
 def _single_bad_losses(evidence: Evidence, *, gradient_zero: bool) -> list[Hit]:
     hits: list[Hit] = []
-    for launch, loss, norm in _by_attempt(evidence):
+    for which, loss, norm in _by_attempt(evidence):
         if loss is None or not loss.bad.any():
             continue
         lasting = lasting_bad(loss)
         still = set() if norm is None else set(norm.steps[norm.values == 0].tolist())
         single = [int(i) for i in np.flatnonzero(loss.bad[:lasting]) if (int(loss.steps[i]) in still) == gradient_zero]
-        hits += [hit_at(loss, i, kind=_word(loss.kinds[i]), points=len(single), launch=launch) for i in single]
+        hits += [hit_at(loss, i, which, kind=_word(loss.kinds[i]), points=len(single)) for i in single]
     return hits
 
 
@@ -135,8 +146,8 @@ def eval_nonfinite_only(evidence: Evidence) -> Answer:
     if loss is None or held_out is None:
         return Missing("series:eval/loss", "series:loss")
     start = lasting_bad(held_out)
-    if start is None or len(held_out) - start < 2 or loss.bad.any():
-        return []
+    if start is None or len(held_out) - start < 2 or loss.bad.any() or not (loss.good.values != 0).any():
+        return []  # a training loss that is all 0 hides the same NaN (GF35)
     return [hit_at(held_out, start, kind=_word(held_out.kinds[start]), points=int(held_out.bad.sum()))]
 
 
@@ -161,6 +172,20 @@ def _nan_gradients(evidence: Evidence) -> tuple[Series, Series] | Missing | None
         return None
     common = np.intersect1d(loss.steps[loss.steps >= norm.steps[start]], norm.steps[start:])
     return loss.where(np.isin(loss.steps, common)), norm.where(np.isin(norm.steps, common))
+
+
+def _trained_on(loss: Series | None, since: int) -> bool:
+    """Whether the loss goes on falling from this step, or moves as ever beside a norm that was never a number.
+
+    A model that took NaN gradients cannot do so, and a masked loss is 0 or a repeated mean.
+    """
+    if loss is None:
+        return False
+    part = loss.where((loss.steps >= since) & loss.finite)
+    if len(part) < 4 or (part.values == 0).any() or (np.diff(part.values) == 0).mean() > 0.5:
+        return False
+    trend = signals.slope(part.steps, part.values)
+    return bool(len(part) >= 8 and trend.significant < -2) or len(part) == len(loss.good)
 
 
 @check(needs=["series:loss:points>=3", "series:grad_norm:points>=3"], facts=["points", "loss_there"])
@@ -209,15 +234,19 @@ def finite_loss_nan_gradient(evidence: Evidence, *, points: int) -> Answer:
     loss, norm = pair
     if len(loss) < points or not loss.finite.all() or not norm.bad.all():
         return []
-    trend = signals.slope(loss.steps, loss.values)
-    if len(loss) >= 8 and trend.significant < -2 and not (loss.values == 0).any():
-        return []  # a loss that really falls is trained on: then the norm, not the loss, is logged wrongly
+    if _trained_on(evidence.series("loss"), int(loss.steps[0])):
+        return []  # the norm, not the loss, is logged wrongly
     return [hit_at(loss, 0, after=_before(evidence, loss, 0), points=len(loss), loss_there=float(loss.values[0]))]
 
 
 @check(needs=["series:loss:points>=10"], facts=["points", "before"])
-def loss_exactly_zero(evidence: Evidence, *, points: int, before: float) -> Answer:
-    """The loss drops from above `before` to exactly 0 from one logged point to the next, for good."""
+def loss_exactly_zero(evidence: Evidence, *, points: int, before: float, log: str) -> Answer:
+    """The loss drops from above `before` to exactly 0 from one logged point to the next, for good.
+
+    log: "trainer" judges only logs of the Hugging Face Trainer, which masks NaN in this way; "any" all others too.
+    """
+    if log == "trainer" and not _of_trainer(evidence):
+        return Missing("a log of the Hugging Face Trainer")
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
@@ -231,3 +260,16 @@ def loss_exactly_zero(evidence: Evidence, *, points: int, before: float) -> Answ
     if loss.resolution > _COARSE:
         return Missing("series:loss with more digits")
     return [hit_at(loss, start, points=len(loss) - start, before=level)]
+
+
+@check(needs=["series:loss:points>=10", "series:lr"], facts=["points"])
+def loss_always_zero(evidence: Evidence) -> Answer:
+    """Every loss of a Trainer log is exactly 0 although the learning rate is not: nothing else masks like that."""
+    loss, lr = descending_loss(evidence), evidence.series("lr")
+    if isinstance(loss, Missing) or lr is None:
+        return loss if isinstance(loss, Missing) else Missing("series:lr")
+    if not _of_trainer(evidence):
+        return Missing("a log of the Hugging Face Trainer")
+    if (loss.values != 0).any() or not (lr.good.values > 0).any():
+        return []
+    return [hit_at(loss, 0, points=len(loss))]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 
 from gradforensics import signals
-from gradforensics.diagnosis.checks.loss import descending_loss
+from gradforensics.diagnosis.checks.loss import descending_loss, parked
 from gradforensics.diagnosis.schedules import Schedule, declared, worst_departure
 from gradforensics.diagnosis.vocabulary import Answer, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
@@ -73,28 +74,55 @@ def stands_still_at_tiny_lr(evidence: Evidence, *, tiny: float, change: float, e
     return [hit_at(loss, 0, peak=peak, change=-moved, level=level)]
 
 
-@check(needs=["series:lr", "settings:optim"], facts=["peak", "bound", "optimizer"])
+def _recipe_bound(evidence: Evidence, lora: float, pretrain: float, width: float) -> float | Missing:
+    """The largest rate of published recipes: `lora` for adapters, else `pretrain` x sqrt(`width` / hidden size)."""
+    optimizer, hidden = str(evidence.setting("optim")), evidence.number("hidden_size")
+    if not _ADAM.search(optimizer):
+        return Missing(f"a bound for the optimizer {optimizer!r}")
+    if evidence.setting("peft_type"):
+        return lora
+    return pretrain * float(np.sqrt(width / hidden)) if hidden and hidden > 0 else Missing("settings:hidden_size")
+
+
+@check(needs=["series:lr", "settings:optim", "series:loss"], facts=["peak", "bound", "optimizer"])
 def lr_above_recipe(evidence: Evidence, *, lora: float, pretrain: float, width: float) -> Answer:
     """An Adam-like optimizer runs above the bound of published recipes.
 
-    Adapters: `lora`. Else `pretrain` x sqrt(`width` / hidden size), as published recipes scale with the width.
+    Declared to read the loss too: a large rate alone is no evidence of harm, and so never confirms a sign of the loss.
     """
-    lr, optimizer = _rates(evidence), str(evidence.setting("optim"))
+    lr, bound = _rates(evidence), _recipe_bound(evidence, lora, pretrain, width)
     if isinstance(lr, Missing):
         return lr
-    if not _ADAM.search(optimizer):
-        return Missing(f"a bound for the optimizer {optimizer!r}")
-    hidden = evidence.number("hidden_size")
-    if evidence.setting("peft_type"):
-        bound = lora
-    elif hidden:
-        bound = pretrain * float(np.sqrt(width / hidden))
-    else:
-        return Missing("settings:hidden_size")
+    if isinstance(bound, Missing):
+        return bound
     above = np.flatnonzero(lr.values > bound)
     if not len(above):
         return []
-    return [hit_at(lr, int(above[0]), peak=float(lr.values.max()), bound=bound, optimizer=optimizer)]
+    peak, optimizer = float(lr.values.max()), str(evidence.setting("optim"))
+    return [hit_at(lr, int(above[0]), peak=peak, bound=bound, optimizer=optimizer)]
+
+
+@check(
+    needs=["series:loss:points>=20", "settings:unigram_entropy", "settings:vocab_size", "series:lr", "settings:optim"],
+    facts=["level", "entropy", "chance", "peak_lr", "bound"],
+)
+def parks_at_unigram_above_recipe(
+    evidence: Evidence, *, tolerance: float, share: float, lora: float, pretrain: float, width: float
+) -> Answer:
+    """As parks_at_unigram, at a learning rate above every published recipe for this optimizer and width."""
+    found, lr, bound = (
+        parked(evidence, tolerance, share),
+        _rates(evidence),
+        _recipe_bound(evidence, lora, pretrain, width),
+    )
+    if isinstance(found, Missing) or not found:
+        return found
+    if isinstance(lr, Missing):
+        return lr
+    if isinstance(bound, Missing):
+        return bound
+    peak = float(lr.values.max())
+    return [replace(hit, facts={**hit.facts, "peak_lr": peak, "bound": bound}) for hit in found] if peak > bound else []
 
 
 def _declared_and_rates(evidence: Evidence) -> tuple[Schedule, Series] | Missing:
@@ -119,7 +147,12 @@ def _best_speed(schedule: Schedule, lr: Series, tolerance: float, share: float) 
         for speed in (float(k), 1.0 / k)
     ]
     best = min(fits)[1]
-    return best if _departs(schedule, lr, tolerance, share, best) is None else None
+    if _departs(schedule, lr, tolerance, share, best) is not None:
+        return None
+    # a speed is read off the decay; a warm-up alone fits any that is fast enough
+    decaying = schedule.at(lr.steps, best)[lr.steps * best >= schedule.warmup]
+    moved = float(np.ptp(decaying)) if len(decaying) else 0.0
+    return best if schedule.shape != "constant" and (best < 1 or moved > 0.1 * schedule.peak) else None
 
 
 @check(
@@ -144,8 +177,8 @@ def schedule_warped(evidence: Evidence, *, tolerance: float, share: float, direc
     last = evidence.steps[1] if evidence.steps else int(lr.steps[-1])
     if speed > 1 and last < _BEYOND * schedule.total / speed:
         return Missing(f"steps beyond {schedule.total / speed:.0f} (max_steps may count micro-batches)")
-    if speed < 1 and last < schedule.total / 2:
-        return Missing("the second half of the run (max_steps may count another unit)")
+    if speed < 1 and (last < schedule.total / 2 or last >= 0.9 * schedule.total / speed):
+        return Missing("a run that ends near max_steps (the log may count steps in another unit)")
     worst = float(worst_departure(schedule, lr.steps, lr.values).max())
     return [
         hit_at(
@@ -222,10 +255,12 @@ def schedule_ended_early(evidence: Evidence, *, idle: float, points: int) -> Ans
 
 
 @check(needs=["series:lr:points>=20"], facts=["before", "fell_to", "again", "scheduler"])
-def schedule_restarted(evidence: Evidence, *, fall: float, again: float, start: float) -> Answer:
-    """The learning rate falls at once to `fall` of its value or less and then warms up again to `again` of it.
+def schedule_restarted(evidence: Evidence, *, fall: float, again: float, start: float, jump: float) -> Answer:
+    """The learning rate jumps down to `fall` of its value or less and then warms up again to `again` of it.
 
-    start: part of the run at its beginning that is left out. A schedule that is declared to restart is not judged.
+    start: part of the run at its beginning that is left out; jump: how many times larger the fall must be than the
+    change before it: a rate that glides down and up again belongs to a cycle. Falls at equal distances are a cycle too,
+    and a schedule that is declared to restart is not judged.
     """
     lr = _rates(evidence)
     if isinstance(lr, Missing):
@@ -233,21 +268,42 @@ def schedule_restarted(evidence: Evidence, *, fall: float, again: float, start: 
     scheduler = str(evidence.setting("lr_scheduler_type") or "")
     if _CYCLIC.search(scheduler):
         return Missing(f"a schedule without restarts (this one is {scheduler!r})")
-    values, first = lr.values, max(2, int(len(lr) * start))
-    fallen = np.flatnonzero((values[:-1] > 0) & (values[1:] <= fall * values[:-1])) + 1
+    values, first, top = lr.values, max(2, int(len(lr) * start)), float(lr.values.max())
+    drop = values[:-1] - values[1:]
+    fallen = np.flatnonzero((values[:-1] > 0.1 * top) & (values[1:] <= fall * values[:-1])) + 1
+    found = []
     for i in (int(i) for i in fallen if first <= i < len(values) - 3):
         climb = values[i:]
-        top = int(np.argmax(climb))
+        peak = int(np.argmax(climb))
         # a warm-up takes several points on its way up; a single odd value does not
-        if climb[top] >= again * values[i - 1] and top >= 3 and bool(np.all(np.diff(climb[: top + 1]) >= 0)):
-            return [
-                hit_at(
-                    lr,
-                    i,
-                    before=float(values[i - 1]),
-                    fell_to=float(values[i]),
-                    again=float(climb[top]),
-                    scheduler=scheduler,
-                )
-            ]
+        rises = climb[peak] >= again * values[i - 1] and peak >= 3 and bool(np.all(np.diff(climb[: peak + 1]) >= 0))
+        if rises and drop[i - 1] >= jump * abs(drop[i - 2]):
+            before, low, high = float(values[i - 1]), float(values[i]), float(climb[peak])
+            found.append(hit_at(lr, i, before=before, fell_to=low, again=high, scheduler=scheduler))
+    if len(found) > 2 and np.ptp(np.diff([h.step or 0 for h in found])) <= 2 * lr.cadence:
+        return Missing("a schedule that does not restart regularly")
+    return found[:1]
+
+
+@check(
+    needs=["series:lr:points>=20", "settings:lr_scheduler_type", "settings:max_steps", "settings:learning_rate"],
+    facts=["before", "fell_to", "again", "scheduler"],
+)
+def schedule_begun_anew(evidence: Evidence, *, tolerance: float, share: float) -> Answer:
+    """Up to some step the rate follows the declared schedule, from there on the same schedule begun anew."""
+    both = _declared_and_rates(evidence)
+    if isinstance(both, Missing):
+        return both
+    schedule, lr = both
+    if _departs(schedule, lr, tolerance, share) is None:
+        return []
+    jumps = np.argsort(-np.abs(np.diff(lr.values)))[:3] + 1
+    for i in sorted(int(i) for i in jumps if 3 <= i < len(lr) - 3):
+        old, new = lr.where(np.arange(len(lr)) < i), lr.where(np.arange(len(lr)) >= i)
+        if abs(float(lr.values[i] - lr.values[i - 1])) <= tolerance * schedule.peak:
+            continue
+        shifted = replace(new, steps=new.steps - int(old.steps[-1]))
+        if _departs(schedule, old, tolerance, share) is None and _departs(schedule, shifted, tolerance, share) is None:
+            before, low, high = float(lr.values[i - 1]), float(lr.values[i]), float(new.values.max())
+            return [hit_at(lr, i, before=before, fell_to=low, again=high, scheduler=schedule.name)]
     return []

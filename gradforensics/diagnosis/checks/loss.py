@@ -14,7 +14,8 @@ from gradforensics.tables import Evidence, Series
 # Names that only reinforcement learning and adversarial training log: their losses are no objective that should fall.
 _NOT_DESCENDING = re.compile(
     r"(?:^|[/_. -])(?:rewards?|episode|ep_rew|ep_len|returns?|advantages?|clip_?frac(?:tion)?|explained_variance"
-    r"|td_error|q_values?|discriminator|generator|critic|actor|policy|kl|vf_loss|[dg]_?loss|loss_[dg]|gan)(?:$|[/_. -])"
+    r"|td_error|q_values?|discriminator|generator|critic|actor|policy|vf_loss|[dg]_?loss|loss_?[dg]|err_?[dg]|gan"
+    r"|disc\w*_loss|gen\w*_loss|adv\w*)(?:$|[/_. -])"
     r"|Loss/[DG](?:/|$)",
     re.IGNORECASE,
 )
@@ -35,26 +36,48 @@ def descending_loss(evidence: Evidence) -> Series | Missing:
     return series.good
 
 
+def _left(loss: Series, noise: float, rise: float, share: float) -> signals.Departure | None:
+    """A lasting departure over `share` of the record, or a late one to more than twice the best and the first level."""
+    found = signals.departure(loss.steps, loss.values, noise, rise)
+    if found is None:
+        return None
+    late = found.points >= 10 and found.share >= share / 4 and found.end > 2 * max(found.best, found.initial) > 0
+    return found if found.share >= share or late else None
+
+
 @check(needs=["series:loss:points>=20"], facts=["best", "level", "rise", "best_step"])
 def left_best_level(evidence: Evidence, *, noise: float, rise: float, share: float) -> Answer:
     """The loss rose far above its best level and stayed there for at least `share` of the record."""
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
-    found = signals.departure(loss.steps, loss.values, noise, rise)
-    if found is None or found.share < share:
+    found = _left(loss, noise, rise, share)
+    return [_departure_hit(loss, found)] if found else []
+
+
+@check(needs=["series:loss:points>=20"], facts=["best", "level", "rise", "best_step", "initial"])
+def left_far_above_its_start(evidence: Evidence, *, noise: float, rise: float, share: float, times: float) -> Answer:
+    """As left_best_level, and the record ends at `times` its first level: worse than no training at all."""
+    loss = descending_loss(evidence)
+    if isinstance(loss, Missing):
+        return loss
+    found = _left(loss, noise, rise, share)
+    if found is None or found.initial <= 0 or found.end < times * found.initial:
         return []
-    return [_departure_hit(loss, found)]
+    return [_departure_hit(loss, found, initial=found.initial)]
 
 
 @check(needs=["series:loss:points>=20", "series:lr"], facts=["best", "level", "rise", "best_step", "lr", "peak_lr"])
 def left_best_level_at_high_lr(evidence: Evidence, *, noise: float, rise: float, share: float, high: float) -> Answer:
-    """As left_best_level, and the learning rate stood at `high` of its peak or more when the loss left."""
+    """As left_best_level, at `high` of the peak learning rate or more, and the loss rose above its first level.
+
+    A rate that is too high makes a model worse than it began; a change of the data or of the objective rarely does.
+    """
     loss, lr = descending_loss(evidence), evidence.series("lr")
     if isinstance(loss, Missing) or lr is None:
         return loss if isinstance(loss, Missing) else Missing("series:lr")
-    found = signals.departure(loss.steps, loss.values, noise, rise)
-    if found is None or found.share < share or not len(lr.good):
+    found = _left(loss, noise, rise, share)
+    if found is None or found.peak <= found.initial or not len(lr.good):
         return []
     peak = float(lr.good.values.max())
     here = float(np.interp(loss.steps[found.start], lr.good.steps, lr.good.values))
@@ -67,12 +90,11 @@ def _departure_hit(loss: Series, found: signals.Departure, **more: Fact) -> Hit:
     return hit_at(
         loss,
         found.start,
-        after=None,
+        more,
         best=found.best,
         level=found.end,
         rise=found.rise,
         best_step=int(loss.steps[found.best_index]),
-        **more,
     )
 
 
@@ -89,8 +111,8 @@ def left_best_level_with_gradient(
         return loss
     if norm is None or len(norm.good) < 20:
         return Missing("series:grad_norm:points>=20")
-    found = signals.departure(loss.steps, loss.values, noise, rise)
-    if found is None or found.share < share:
+    found = _left(loss, noise, rise, share)
+    if found is None:
         return []
     level = signals.rolling_median(norm.good.values, 3)
     since = norm.good.steps >= loss.steps[found.best_index]
@@ -112,11 +134,13 @@ def parks_at_unigram(evidence: Evidence, *, tolerance: float, share: float) -> A
 
     It must lie nearer to the unigram entropy than to ln V: a model that has not moved at all sits at ln V.
     """
-    loss, entropy, vocabulary = (
-        descending_loss(evidence),
-        evidence.number("unigram_entropy"),
-        evidence.number("vocab_size"),
-    )
+    return parked(evidence, tolerance, share)
+
+
+def parked(evidence: Evidence, tolerance: float, share: float) -> Answer:
+    """What parks_at_unigram answers; checks that ask more build on it."""
+    loss, entropy = descending_loss(evidence), evidence.number("unigram_entropy")
+    vocabulary = evidence.number("vocab_size")
     if isinstance(loss, Missing):
         return loss
     if entropy is None or vocabulary is None or vocabulary < 2:
@@ -151,7 +175,10 @@ def bounces(evidence: Evidence, *, correlation: float, amplitude: float, points:
     return []
 
 
-@check(needs=["series:loss:points>=10"], facts=["best", "last", "growth", "first_bad"])
+_STEEP = 10.0
+
+
+@check(needs=["series:loss:points>=4"], facts=["best", "last", "growth", "first_bad"])
 def rises_to_nonfinite(evidence: Evidence, *, growth: float, points: int) -> Answer:
     """Before the first lasting NaN or infinity the loss had risen to `growth` times its best over `points` points."""
     for loss in evidence.attempts("loss"):
@@ -159,13 +186,14 @@ def rises_to_nonfinite(evidence: Evidence, *, growth: float, points: int) -> Ans
         if start is None:
             continue
         before = loss.where(np.arange(len(loss)) < start).good
-        if len(before) < points:
+        if len(before) < 3:
             continue
         level = signals.rolling_median(before.values, 3)
         best_index = int(np.argmin(level))
         best, last = float(level[best_index]), float(before.values[-1])
         rising = before.values[best_index:]
-        if best <= 0 or last < growth * best or len(rising) < points:
+        # a steep rise needs no more than two points, a slow one has to be long
+        if best <= 0 or last < growth * best or len(rising) < (points if last < _STEEP * best else 3):
             continue
         if float(np.mean(np.diff(rising) > 0)) < 0.5:
             continue
@@ -206,7 +234,7 @@ def _as_long(evidence: Evidence, name: str, loss: Series) -> bool:
     return other is not None and 2 * len(other) >= len(loss)
 
 
-@check(needs=["series:loss:points>=30"], facts=["start", "chance", "level", "vocabulary"])
+@check(needs=["series:loss:points>=20"], facts=["start", "chance", "level", "vocabulary"])
 def starts_worse_than_chance(
     evidence: Evidence,
     *,
@@ -236,6 +264,8 @@ def starts_worse_than_chance(
     if parts:
         return Missing(f"a loss that is one mean over tokens (this one has parts: {', '.join(parts[:3])})")
     vocabulary = evidence.number("vocab_size")
+    if vocabulary is not None and vocabulary < 2:
+        return Missing("settings:vocab_size")
     chance = math.log(vocabulary or largest_vocabulary)
     start = float(np.median(loss.values[:3]))
     width = max(3, len(loss) // 20)
@@ -245,5 +275,6 @@ def starts_worse_than_chance(
     low = park * math.log(vocabulary or usual_vocabulary)
     over = start > (excess * chance if vocabulary else chance) and start < most * chance
     if not over or not low <= level < chance or abs(early - level) > drift * level:
-        return []
+        # a start below the ln V of every vocabulary may still lie above the ln V of this one
+        return [] if over or vocabulary else Missing("settings:vocab_size")
     return [hit_at(loss, 0, start=start, chance=chance, level=level, vocabulary=vocabulary)]

@@ -38,6 +38,9 @@ def loss_scale_collapsed(evidence: Evidence, *, floor: float, backoffs: int) -> 
     if len(values) < 2 or float(values.max()) <= 0:
         return []
     below = np.flatnonzero(values < floor)
+    pinned = np.flatnonzero(values <= floor)  # DeepSpeed's scale stops at 1 and overflows there for ever
+    if not len(below) and len(pinned) >= 3 and float(values.max()) >= floor * 2**backoffs and values[-1] <= floor:
+        below = pinned
     end = int(below[0]) if len(below) else _fall(values, steps, backoffs)
     if end is None:
         return []
@@ -51,7 +54,7 @@ def loss_scale_collapsed(evidence: Evidence, *, floor: float, backoffs: int) -> 
 
 def _fall(values: np.ndarray, steps: np.ndarray, backoffs: int) -> int | None:
     """Index at which the scale had been halved `backoffs` times within twice as many steps, or None."""
-    since = np.searchsorted(steps, steps - 2 * backoffs)
+    since = np.minimum(np.searchsorted(steps, steps - 2 * backoffs), np.maximum(np.arange(len(steps)) - 1, 0))
     fallen = np.flatnonzero((values > 0) & (values[since] >= values * 2.0**backoffs))
     return int(fallen[0]) if len(fallen) else None
 
@@ -72,7 +75,13 @@ def backoffs_unprovoked(evidence: Evidence, *, rate: float, least: int, grace: i
     settled = _search_end(scale)
     cuts = [int(i) for i in np.flatnonzero(change < 0) if i >= settled]
     unprovoked = [i + 1 for i in cuts if not (change[max(0, i - grace) : i] > 0).any()]
+    if scale.step_unit != "step":
+        return Missing(f"series:loss_scale over optimizer steps (this log counts {scale.step_unit}s)")
     steps = int(scale.steps[-1] - scale.steps[settled])
+    # in its balance a scale is raised as often as it is cut, whatever its interval
+    raised = int((change[settled:] > 0).sum())
+    if len(cuts) - raised < least and len(unprovoked) <= 2 * raised:
+        return []
     if len(unprovoked) < least or steps <= 0 or len(unprovoked) / steps < rate:
         return []
     return [hit_at(scale, i, count=len(unprovoked), rate=len(unprovoked) / steps, steps=steps) for i in unprovoked[:20]]
@@ -88,8 +97,11 @@ def overflow_lines(evidence: Evidence, *, rate: float, least: int, search: float
     events = evidence.events_of("overflow")
     if evidence.steps is None:
         return Missing("series:loss")
-    unprovoked, last, searching = [], None, True
-    for event in events:
+    unprovoked, last, searching, attempt = [], None, True, None
+    ranks = sorted({e.rank for e in events if e.rank is not None})
+    for event in (e for e in events if e.rank is None or e.rank == ranks[0]):  # every rank prints the same overflow
+        if event.attempt != attempt:
+            attempt, last, searching = event.attempt, None, True
         was, to = event.data.get("from"), event.data.get("to")
         if was is not None and to is None:  # DeepSpeed's hysteresis: the step is skipped, the scale stays
             continue
