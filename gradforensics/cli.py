@@ -193,9 +193,11 @@ def _targets(inputs: Sequence[Path], output: str | None, outputs: Sequence[str])
         name, place = _pair(text, "--output")
         if name not in FORMATS:
             raise UsageError(f"--output {text!r}: no format {name!r} ({', '.join(FORMATS)})")
+        if not place:
+            raise UsageError(f"--output {text!r} names no path")
         targets.append((name, None if place == "-" else Path(place)))
     if output is not None:
-        targets.insert(0, ("html", Path(output)))
+        targets.insert(0, ("html", None if output == "-" else Path(output)))
     folders = [i.resolve() for i in inputs if i.is_dir()]
     for _, path in targets:
         inside = path and next((f for f in folders if path.resolve().is_relative_to(f)), None)

@@ -121,6 +121,7 @@ class Departure:
         return (self.end - self.best) / max(abs(self.best), 1e-12)
 
 
+_FAR = 3.0  # times the first and the best level, for at least half of the record, whatever the noise
 _MANY = 20_000  # points beyond which a departure is looked for among medians of blocks
 
 
@@ -163,8 +164,13 @@ def departure(steps: np.ndarray, values: np.ndarray, noise: float, rise: float) 
     spread = max(
         noise_sd(values[: max(8, best_index + 1)]) if best_index >= 8 else 0.0, noise_sd(values[-max(8, n // 4) :])
     )
+    # slow noise hides from second differences; it shows in how far levels usually wander
+    wander = float(MAD_TO_SD * np.median(np.abs(level[window:] - level[:-window]))) if n > 4 * window else 0.0
     scale = max(abs(best), start - best)
     margin = max(noise * spread, rise * scale)
+    wild = end - best <= max(margin, noise * wander)
+    if wild:  # no level to compare, but a loss may be so far away that its own noise is no excuse
+        margin = rise * scale
     if margin <= 0 or end - best <= margin:
         return None
     smooth = rolling_median(values, 3)
@@ -174,6 +180,7 @@ def departure(steps: np.ndarray, values: np.ndarray, noise: float, rise: float) 
     if not len(within):
         return None
     left = int(within[-1]) + 1
-    if left >= n:
+    far = n - left >= max(20, n // 2) and end > _FAR * max(best, start) > 0
+    if left >= n or (wild and not far):
         return None
     return Departure(best, end, best_index, left, (n - left) / n, n - left, start, float(level[left:].max()))

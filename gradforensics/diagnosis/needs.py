@@ -104,6 +104,8 @@ def advice(text: str) -> str:
     if need.kind == "series":
         if need.ranks:
             return f"Log {need.name} on every rank, with the rank in the file name."
+        if need.points > 1 and need.phase == "train":
+            return f"Log {need.name} more often, or train longer: {need.points} points are needed."
         if need.phase == "eval":
             return (
                 "Evaluate on held-out data at regular steps and log the loss."

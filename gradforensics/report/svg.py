@@ -163,7 +163,8 @@ class _Drawing:
         right = self.x(band.last)
         left = self.x(band.first) if band.first is not None else right
         width = max(2.5, right - left)
-        told = f"{band.label}: {self.words('fault')} {'' if band.first is None else band.first}–{band.last}"
+        since = "≤ " if band.first is None else f"{band.first}–"
+        told = f"{band.label}: {self.words('fault')} {since}{band.last}"
         hint = f"<title>{_safe(told)}</title>"
         for top, plot in frames:
             place = {"x": f"{right - width:.1f}", "y": f"{top:.1f}", "width": f"{width:.1f}", "height": plot}

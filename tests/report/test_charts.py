@@ -12,9 +12,9 @@ import pytest
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.diagnosis.vocabulary import Hit
 from gradforensics.report import svg
-from gradforensics.report.charts import BAD_RUNS, Chart, decimate, timeline, zooms
+from gradforensics.report.charts import BAD_RUNS, Chart, decimate, redone, timeline, zooms
 from gradforensics.report.words import Words
-from gradforensics.tables import Evidence
+from gradforensics.tables import Evidence, SeriesFrame, SeriesKey, series_frame
 
 
 def draw(chart: Chart) -> ET.Element:
@@ -166,3 +166,15 @@ def test_eval_loss_that_would_flatten_the_loss_gets_a_panel_of_its_own(maker: An
     maker.series(evidence, "loss", [4.9, 2.6, 2.5], phase="eval")
     (chart,) = timeline(evidence, [], None)
     assert [[line.name for line in p.lines] for p in chart.panels] == [["loss"], ["eval/loss"]]
+
+
+def test_an_attempt_that_ends_before_the_one_it_superseded() -> None:
+    """Restarted, then died sooner: what ran beyond the restart is drawn as lost, and nothing breaks."""
+    columns = {"attempt": [0] * 6 + [1] * 2, "step": [1, 2, 3, 4, 5, 6, 1, 2]}
+    frame = series_frame(columns, [3.0, 2.9, 2.8, 2.7, 2.6, 2.5, 3.1, 3.0])
+    evidence = Evidence("run", frames={SeriesKey("run", "train", "loss", "loss", "a"): SeriesFrame(frame)})
+    whole = evidence.series("loss")
+    assert whole is not None
+    assert whole.steps.tolist() == [1, 2]
+    ((attempt, lost),) = redone(evidence, whole)
+    assert (attempt, lost.steps.tolist()) == (0, [1, 2, 3, 4, 5, 6])
