@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 
 from gradforensics import signals
 from gradforensics.diagnosis.checks.loss import descending_loss, parked
@@ -15,6 +16,7 @@ from gradforensics.diagnosis.vocabulary import Answer, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
 _ADAM = re.compile(r"adam|lamb|adafactor", re.IGNORECASE)
+_RATE = re.compile(r"(?:.*/)?(?:lr|learning_rate)\b|(?:.*/)?lr[-_]", re.IGNORECASE)
 _CYCLIC = re.compile(r"restart|cycl|sgdr|plateau|one_?cycle", re.IGNORECASE)
 _STILL = 1e-6  # relative; float32 rates that a log prints from one and the same number differ by less
 _BEYOND = 1.1  # a run that ends where the faster schedule ends may simply count its steps in another unit
@@ -172,19 +174,27 @@ def schedule_warped(evidence: Evidence, *, tolerance: float, share: float, direc
     if off is None or _is_constant(schedule, lr):
         return []
     speed = _best_speed(schedule, lr, tolerance, share)
-    if speed is None or (speed > 1) != (direction == "faster"):
+    if speed is None:
         return []
-    last = evidence.steps[1] if evidence.steps else int(lr.steps[-1])
-    if speed > 1 and last < _BEYOND * schedule.total / speed:
-        return Missing(f"steps beyond {schedule.total / speed:.0f} (max_steps may count micro-batches)")
-    if speed < 1 and (last < schedule.total / 2 or last >= 0.9 * schedule.total / speed):
-        return Missing("a run that ends near max_steps (the log may count steps in another unit)")
+    doubt = _unit_doubt(evidence, schedule, lr, speed)
+    if doubt is not None or (speed > 1) != (direction == "faster"):
+        return doubt or []
     worst = float(worst_departure(schedule, lr.steps, lr.values).max())
     return [
         hit_at(
             lr, int(np.flatnonzero(off)[0]), scheduler=schedule.name, speed=speed, slowness=1 / speed, departure=worst
         )
     ]
+
+
+def _unit_doubt(evidence: Evidence, schedule: Schedule, lr: Series, speed: float) -> Missing | None:
+    """What is missing to tell a wrong stepping from a log that counts its steps in another unit than the settings do."""
+    last = evidence.steps[1] if evidence.steps else int(lr.steps[-1])
+    if speed > 1 and last < _BEYOND * schedule.total / speed:
+        return Missing(f"steps beyond {schedule.total / speed:.0f} (max_steps may count micro-batches)")
+    if speed < 1 and (last < schedule.total / 2 or last >= 0.9 * schedule.total / speed):
+        return Missing("a run that ends near max_steps (the log may count steps in another unit)")
+    return None
 
 
 def _is_constant(schedule: Schedule, lr: Series) -> bool:
@@ -229,10 +239,23 @@ def schedule_departs(evidence: Evidence, *, tolerance: float, share: float) -> A
         return both
     schedule, lr = both
     off = _departs(schedule, lr, tolerance, share)
-    if off is None or _is_constant(schedule, lr) or _best_speed(schedule, lr, tolerance, share) is not None:
+    if off is None or _is_constant(schedule, lr):
         return []
+    speed = _best_speed(schedule, lr, tolerance, share)
+    if speed is not None:
+        return _unit_doubt(evidence, schedule, lr, speed) or []
     worst = float(worst_departure(schedule, lr.steps, lr.values).max())
     return [hit_at(lr, int(np.flatnonzero(off)[0]), scheduler=schedule.name, departure=worst)]
+
+
+def _another_group_trains(evidence: Evidence, lr: Series) -> bool:
+    """Whether the rate of another parameter group is above 0 at the end: groups may be frozen on purpose."""
+    for key, stored in evidence.frames.items():
+        if _RATE.match(key.tag) and (key.tag, key.source) != (lr.tag, lr.source) and key.phase == "train":
+            last = stored.frame.filter(pl.col("step") >= int(lr.steps[-1]))["value"].drop_nulls()
+            if len(last) and float(last[-1]) > 0:
+                return True
+    return False
 
 
 @check(needs=["series:lr:points>=10", "series:loss"], facts=["idle", "peak"])
@@ -245,7 +268,7 @@ def schedule_ended_early(evidence: Evidence, *, idle: float, points: int) -> Ans
     if not len(positive):
         return []
     first = int(positive[-1]) + 1
-    if len(lr) - first < points:
+    if len(lr) - first < points or _another_group_trains(evidence, lr):
         return []
     if lr.resolution > 0:
         return Missing("series:lr with more digits (it is printed as 0 to the last digit)")

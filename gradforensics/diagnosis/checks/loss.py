@@ -11,11 +11,11 @@ from gradforensics import signals
 from gradforensics.diagnosis.vocabulary import Answer, Fact, Hit, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
-# Names that only reinforcement learning and adversarial training log: their losses are no objective that should fall.
+# Names that only reinforcement learning, adversarial training and annealed objectives log: such losses need not fall.
 _NOT_DESCENDING = re.compile(
     r"(?:^|[/_. -])(?:rewards?|episode|ep_rew|ep_len|returns?|advantages?|clip_?frac(?:tion)?|explained_variance"
     r"|td_error|q_values?|discriminator|generator|critic|actor|policy|vf_loss|[dg]_?loss|loss_?[dg]|err_?[dg]|gan"
-    r"|disc\w*_loss|gen\w*_loss|adv\w*)(?:$|[/_. -])"
+    r"|disc\w*_loss|gen\w*_loss|adv\w*|epsilon|kld|kl_weight|recon\w*_loss)(?:$|[/_. -])"
     r"|Loss/[DG](?:/|$)",
     re.IGNORECASE,
 )

@@ -9,6 +9,7 @@ import numpy as np
 from gradforensics.diagnosis.vocabulary import Answer, Hit, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
+_OPENING = 0.1  # part of the run that an opening search may take where its lines name no scale
 _REST = 10  # logged points without a cut that end the opening search
 
 
@@ -97,6 +98,7 @@ def overflow_lines(evidence: Evidence, *, rate: float, least: int, search: float
     events = evidence.events_of("overflow")
     if evidence.steps is None:
         return Missing("series:loss")
+    span = evidence.steps[1] - evidence.steps[0]
     unprovoked, last, searching, attempt = [], None, True, None
     ranks = sorted({e.rank for e in events if e.rank is not None})
     for event in (e for e in events if e.rank is None or e.rank == ranks[0]):  # every rank prints the same overflow
@@ -106,14 +108,17 @@ def overflow_lines(evidence: Evidence, *, rate: float, least: int, search: float
         if was is not None and to is None:  # DeepSpeed's hysteresis: the step is skipped, the scale stays
             continue
         raised = was is not None and last is not None and was > last
-        searching = searching and not raised and to is not None and to >= search
+        if to is None:  # lines without scales: what stands in the first steps is the search
+            opening = event.step is None or event.step - evidence.steps[0] <= _OPENING * span
+        else:
+            opening = to >= search
+        searching = searching and not raised and opening
         if not searching and not raised:
             unprovoked.append(event)
         last = to if to is not None else last
-    steps = evidence.steps[1] - evidence.steps[0]
-    if len(unprovoked) < least or steps <= 0 or len(unprovoked) / steps < rate:
+    if len(unprovoked) < least or span <= 0 or len(unprovoked) / span < rate:
         return []
-    facts = {"count": len(unprovoked), "rate": len(unprovoked) / steps, "steps": steps}
+    facts = {"count": len(unprovoked), "rate": len(unprovoked) / span, "steps": span}
     return [Hit(e.step, source=e.source, line=e.line, facts=facts) for e in unprovoked[:20]]
 
 
