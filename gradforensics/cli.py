@@ -98,6 +98,8 @@ def analyze(
     from gradforensics.evidence import gather
     from gradforensics.report.model import build
 
+    if not all(p.strip() for p in paths):
+        raise UsageError("a PATH is empty (an unset variable?)")
     inputs = [Path(p) for p in paths]
     targets = _targets(inputs, output, outputs)
     facts, mapped = dict(_pair(s, "--set") for s in settings), dict(_pair(c, "--map") for c in columns)

@@ -80,6 +80,9 @@ def test_set_gives_facts_that_the_files_lack(here, run_of, capsys):
     [
         (["analyze", "nowhere"], "nowhere"),
         (["analyze"], "Missing argument"),
+        (["analyze", ""], "a PATH is empty"),
+        (["analyze", "RUN", "--output", "json="], "names no path"),
+        (["analyze", "RUN", "--map", "loss="], "loss"),
         (["analyze", "RUN", "--output", "xml=x.xml"], "no format 'xml'"),
         (["analyze", "RUN", "--output", "json"], "--output NAME=VALUE"),
         (["analyze", "RUN", "--set", "x"], "--set NAME=VALUE"),
@@ -237,3 +240,35 @@ def test_nothing_is_written_into_the_run_directory(run_of, here):
     main(["analyze", str(run)])
     run.chmod(0o755)
     assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.rglob("*")} == before
+
+
+def test_several_runs_keep_their_sources_apart(here, tmp_path, run_of, capsys):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        run_of(GOOD if name == "a" else BAD, f"{name}/run")
+    assert main(["analyze", str(tmp_path / "a/run"), str(tmp_path / "b/run"), "--output", "json=-"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["sources"]) == 2
+    assert len({s["path"] for s in report["sources"]}) == 2
+    assert len({r["name"] for r in report["runs"]}) == 2
+
+
+def test_the_html_goes_to_stdout_on_request(here, run_of, capsys):
+    assert main(["analyze", str(run_of(GOOD)), "-o", "-"]) == 0
+    assert capsys.readouterr().out.startswith("<!")
+    assert list(here.iterdir()) == []
+
+
+def test_a_defect_of_one_check_does_not_cost_the_others(here, run_of, capsys, monkeypatch):
+    from dataclasses import replace
+
+    from gradforensics.diagnosis.checks import CHECKS
+
+    def broken(_evidence, **_arguments):
+        raise ZeroDivisionError("told you")
+
+    monkeypatch.setitem(CHECKS, "left_best_level", replace(CHECKS["left_best_level"], function=broken))
+    assert main(["analyze", str(run_of(BAD)), "--output", "json=-"]) == 1
+    verdicts = {v["rule"]: v for v in json.loads(capsys.readouterr().out)["runs"][0]["verdicts"]}
+    assert verdicts["GF11"]["outcome"] == "fired"
+    assert any("defect of this tool" in m for m in verdicts["GF05"]["missing"])

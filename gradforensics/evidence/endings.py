@@ -11,6 +11,7 @@ from gradforensics.tables import Ending, EndingKind, Event, Evidence
 
 _CLOSERS = ("exception", "oom", "killed", "timeout", "completed")
 _ECHOES = ("ChildFailedError", "RayTaskError", "ActorDiedError", "ProcessRaisedException")
+_HOURS = 7200.0  # seconds from which on a time is told in hours
 _MINUTE = 60.0  # an estimate of less than this at the last logged row is no proof of missing steps
 
 
@@ -121,9 +122,16 @@ def _estimate(live: Sequence[Piece]) -> Ending | None:
     for piece in live:
         trail = piece.reading.trail
         if trail.seconds_left is not None and trail.seconds_left > _MINUTE:
-            text = f"the record stops where the log expected {trail.seconds_left / 3600:.1f} more hours"
+            text = f"the record stops where the log expected {_duration(trail.seconds_left)}"
             return Ending("truncated", text, piece.file.name, trail.last_line)
     return None
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= _HOURS:
+        return f"{seconds / 3600:.1f} more hours"
+    minutes = round(seconds / _MINUTE)
+    return "1 more minute" if minutes == 1 else f"{minutes} more minutes"
 
 
 def _tested(evidence: Evidence) -> Ending | None:

@@ -54,7 +54,7 @@ _NOT_COMPLETED = re.compile(r"(?i)\b(?:not|until|when|if|after|before|once)\b.{0
 _WARNING = re.compile(r"`?lr_scheduler\.step\(\)`? before `?optimizer\.step\(\)`?")
 _LAUNCH = re.compile(
     r"\*{3,} ?Running training|[Ss]tarting training\b|Instantiating (?:the )?(?:model|trainer|datamodule)|"
-    r"Started a local Ray instance|distributed init \(rank 0|Launching (?:training|job)|GPU available: True"
+    r"Started a local Ray instance|distributed init \(rank 0|Launching (?:training|job)|GPU available: (?:True|False)"
 )
 _TRAINING = re.compile(
     r"trainer\.(?:fit|train)\b|\b(?:pre)?train(?:er)?(?:_\w+)?\.py\b|\bfine-?_?tune\w*\.py\b|train_batch_size|"
@@ -118,12 +118,16 @@ def classify(text: str) -> tuple[str, Mapping[str, Any]] | None:
 
 @dataclass
 class Scanner:
-    """Fed with the lines of one log; collects events, the place of the last launch, and whether a training speaks."""
+    """Fed with the lines of one log; collects events and whether a training speaks.
+
+    launch_line, closing_line: of the last launch, and of the last event that ends a training.
+    """
 
     source: str
     step_at: Callable[[], int | None]
     events: list[Event] = field(default_factory=list)
     launch_line: int | None = None
+    closing_line: int | None = None
     speaks_of_training: bool = False
     dropped: Counter[str] = field(default_factory=Counter)
     _kept: Counter[str] = field(default_factory=Counter)
@@ -189,6 +193,8 @@ class Scanner:
         event = Event(
             kind, line.strip()[:_TEXT], self.source, number, rank=rank_of(line), step=self.step_at(), data=data
         )
+        if kind in TERMINAL:
+            self.closing_line = number
         if self._kept[kind] < _MOST:
             self._kept[kind] += 1
             self._last[kind] = len(self.events)

@@ -62,6 +62,12 @@ def gather(
     if not found:
         raise NoEvidenceError(_nothing(looked, paths))
     _distinct(found)
+    known = {name for part in looked for piece in part.pieces for name in piece.reading.known_columns()}
+    for column, series in columns.items():
+        if column not in known:
+            text = f'no file has a column "{column}" (--map {column}={series})'
+            for evidence in found:
+                evidence.notices.append(Notice("--map", None, text))
     return found
 
 
@@ -73,7 +79,7 @@ class _Looked:
         self.pieces: list[Piece] = []
         self.sources: dict[str, Source] = {}
         self.notices: list[Notice] = list(root.notices)
-        self.later: dict[tuple[str, str], list[str]] = {}
+        self.later: dict[str, str] = {}
 
     def file(self, file: File) -> None:
         """Read one file, or say why it was not read."""
@@ -95,7 +101,7 @@ class _Looked:
             return
         if is_later(file) and not (file.base == "training_args.bin" and file.is_text):
             self._source(file, None, f"this version does not read {_kind(file)}")
-            self.later.setdefault((_kind(file), str(PurePosixPath(file.name).parent)), []).append(file.name)
+            self.later[file.name] = _kind(file)
             return
         if not file.head:
             self._unread(file, "no valid gzip data")
@@ -138,10 +144,7 @@ class _Looked:
 
     def runs(self, given: Sequence[Setting]) -> list[Evidence]:
         """The evidence of every run of this input."""
-        for (kind, _), names_ in self.later.items():
-            several = f" ({len(names_)} such files here)" if len(names_) > 1 else ""
-            self.notices.append(Notice(names_[0], None, f"this version does not read {kind}{several}"))
-        groups = grouping.group(self.pieces, str(self.root.path), single=self.root.single)
+        groups = grouping.group(self.pieces, str(self.root.path), single=self.root.single, label=self.root.label)
         if not groups:
             return []
         mine = {id(g): [p.file.name for p in g.pieces] for g in groups}
@@ -156,7 +159,7 @@ class _Looked:
     def _evidence(self, found: Group, sources: set[str], given: Sequence[Setting]) -> Evidence:
         evidence = Evidence(found.name)
         evidence.sources = [s for s in self.sources.values() if s.path in sources]
-        evidence.notices = [n for n in self.notices if n.source in sources]
+        evidence.notices = [*self._later_notices(sources), *(n for n in self.notices if n.source in sources)]
         pieces = sorted(found.pieces, key=lambda p: -len(p.folder.parts))  # the nearest configuration speaks first
         stated = [p.reading.settings for p in pieces if p.reading.settings is not None]
         if stated or given:
@@ -166,6 +169,21 @@ class _Looked:
         _add_series(evidence, found)
         evidence.ending = ending_of(evidence, found.pieces)
         return evidence
+
+    def _later_notices(self, sources: set[str]) -> list[Notice]:
+        """One notice per kind of file that a run holds and this version does not read."""
+        kinds: dict[str, list[str]] = {}
+        for name, kind in self.later.items():
+            if name in sources:
+                kinds.setdefault(kind, []).append(name)
+        return [
+            Notice(found[0], None, f"this version does not read {kind}{_such(len(found))}")
+            for kind, found in kinds.items()
+        ]
+
+
+def _such(count: int) -> str:
+    return f" ({count} such files)" if count > 1 else ""
 
 
 def _name_rank(reading: Reading, rank: int) -> None:
@@ -306,16 +324,16 @@ def _kind(file: File) -> str:
         ".tar": "archives",
         ".tgz": "archives",
     }
-    return kinds.get(file.suffix, "checkpoints")
+    return kinds.get(file.suffix, "checkpoint files")
 
 
 def _nothing(looked: Sequence[_Looked], paths: Sequence[Path]) -> str:
     """What was looked at, and what would have counted."""
     where = ", ".join(str(p) for p in paths)
-    later = [name for part in looked for names_ in part.later.values() for name in names_]
+    later = [name for part in looked for name in part.later]
     pieces = [p for part in looked for p in part.pieces]
     if later and not pieces:
-        kinds = sorted({kind for part in looked for kind, _ in part.later})
+        kinds = sorted({kind for part in looked for kind in part.later.values()})
         which = f"{' and '.join(kinds)} ({_files(len(later))}, such as {later[0]})"
         return f"{where}: only {which}, which this version does not read. {_COUNTS}"
     count = sum(len(part.root.files) for part in looked)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Literal
 
 import numpy as np
 import polars as pl
 
+from gradforensics.evidence.agreement import AGREE, agreement, clean, same_values, tells_the_same
 from gradforensics.evidence.files import File
-from gradforensics.evidence.rows import Reading, Track
+from gradforensics.evidence.rows import Reading, Track, Trail
 
 Relation = Literal["apart", "same", "continues", "precedes", "other"]
 
@@ -43,7 +44,6 @@ _GENERIC = re.compile(
 )
 _RANK = re.compile(r"(?:^|[/._-])rank[._-]?(\d{1,6})(?=[/._-]|$)")
 _ANCHORS = frozenset({"hf-trainer-state", "llamafactory-log", "json-results"})
-_AGREE = 0.7  # share of common points that must agree for two files to show the same series
 
 
 @dataclass
@@ -87,17 +87,18 @@ class Group:
     chain: list[Piece] = field(default_factory=list)
 
 
-def group(pieces: list[Piece], root_name: str, *, single: bool) -> list[Group]:
-    """The runs of one input, each with the files that belong to it."""
+def group(pieces: list[Piece], root_name: str, *, single: bool, label: str = "") -> list[Group]:
+    """The runs of one input, each with the files that belong to it; `label`: what the names of its files begin with."""
     _fold(pieces)
     groups: list[Group] = []
     for folder in sorted({p.folder for p in pieces}, key=str):
         groups += _clusters(folder, [p for p in pieces if p.folder == folder and p.is_series])
+    _join_consoles(groups)
     loose = [p for p in pieces if not p.is_series]
     anchored = {id(g): len(g.pieces) for g in groups}
     for piece in sorted(loose, key=lambda p: -len(p.folder.parts)):
         _attach(piece, groups, anchored)
-    _name(groups, root_name, single=single)
+    _name(groups, root_name, label.rstrip("/"), single=single)
     return groups
 
 
@@ -168,9 +169,9 @@ def _relation(a: Piece, b: Piece) -> Relation:
     first, second = pair
     if first.stored.step_unit != second.stored.step_unit:
         structured = (a.reader == "console") != (b.reader == "console")
-        return "same" if structured or _same_values(first, second) else "other"
+        return "same" if structured or same_values(first, second) else "other"
     if first.stored.step_unit == "row":
-        return "same" if _same_values(first, second) else "other"
+        return "same" if same_values(first, second) else "other"
     return _by_steps(first, second)
 
 
@@ -187,11 +188,11 @@ def _comparable(a: Piece, b: Piece) -> tuple[Track, Track] | None:
 
 
 def _by_steps(a: Track, b: Track) -> Relation:
-    one, two = _clean(a), _clean(b)
+    one, two = clean(a), clean(b)
     both = one.join(two, on="step", suffix="_b")
     if both.height:
         x, y = both["value"].to_numpy(), both["value_b"].to_numpy()
-        if _agreement(x, y) >= _AGREE:
+        if agreement(x, y) >= AGREE:
             return "same"
     return _follows(one["step"].to_numpy(), two["step"].to_numpy())
 
@@ -209,35 +210,61 @@ def _follows(a: np.ndarray, b: np.ndarray) -> Relation:
     return "other"
 
 
-def _clean(track: Track) -> pl.DataFrame:
-    frame = track.stored.frame.filter(pl.col("kind") != "missing").select(
-        "attempt", "step", pl.col("value").fill_null(float("nan"))
-    )
-    return frame.unique("step", keep="last", maintain_order=True).select("step", "value").sort("step")
+# -- a console log in another folder than the files of its run --------------------------------------------------------
 
 
-def _same_values(a: Track, b: Track) -> bool:
-    x, y = (t.stored.frame["value"].fill_null(float("nan")).to_numpy() for t in (a, b))
-    count = min(len(x), len(y))
-    return count > 2 and _agreement(x[:count], y[:count]) >= _AGREE
+def _join_consoles(groups: list[Group]) -> None:
+    """Give a console log to the one run, in a folder below or above it, whose values it prints."""
+    for console in [g for g in groups if all(p.reader == "console" for p in g.pieces)]:
+        near = [
+            g
+            for g in groups
+            if g.folder != console.folder
+            and (g.folder.is_relative_to(console.folder) or console.folder.is_relative_to(g.folder))
+            and any(p.reader != "console" for p in g.pieces)
+        ]
+        homes = [home for piece in console.pieces for home in _homes(piece, near)]
+        if {id(piece.file) for piece, _ in homes} == {id(piece.file) for piece in console.pieces}:
+            groups.remove(console)
+            for piece, home in homes:
+                home.pieces.append(piece)
 
 
-def _agreement(x: np.ndarray, y: np.ndarray) -> float:
-    """Share of the pairs that are equal up to the coarser printing of the two."""
-    tolerance = 0.6 * max(_grain(x), _grain(y)) + 1e-6 * np.abs(np.where(np.isfinite(x), x, 0.0))
-    equal = (np.abs(x - y) <= tolerance) | (np.isnan(x) & np.isnan(y))
-    return float(equal.mean()) if len(x) else 0.0
+def _homes(piece: Piece, near: list[Group]) -> list[tuple[Piece, Group]]:
+    """The one run that a log belongs to or, where every launch in it is another run, each with its part of the log."""
+    found: list[tuple[Piece, Group]] = []
+    launches = _launches(piece)
+    for launch in launches:
+        same = [g for g in near if any(tells_the_same(launch.reading.tracks, p.reading.tracks) for p in g.pieces)]
+        if len(same) == 1:
+            found.append((launch, same[0]))
+    runs = {id(home) for _, home in found}
+    if len(runs) == 1:
+        return [(piece, found[0][1])]
+    return found if len(runs) == len(launches) else []
 
 
-def _grain(values: np.ndarray) -> float:
-    """Distance of two neighbours in the printing of these values, 0 where they look exact."""
-    decimals = 0
-    for value in values[np.isfinite(values)][:200].tolist():
-        text = repr(value)
-        if "e" in text:
-            return 0.0
-        decimals = max(decimals, len(text) - text.find(".") - 1)
-    return 10.0**-decimals if 0 < decimals <= 6 else 0.0
+def _launches(piece: Piece) -> list[Piece]:
+    """A log as one piece per launch: a script may have printed several runs into it."""
+    last = max(int(t.stored.frame["attempt"].max() or 0) for t in piece.reading.tracks)  # type: ignore[arg-type]
+    return [piece] if not last else [_launch(piece, attempt, last) for attempt in range(last + 1)]
+
+
+def _launch(piece: Piece, attempt: int, last: int) -> Piece:
+    reading = piece.reading
+    tracks = []
+    for track in reading.tracks:
+        frame = track.stored.frame
+        rows = frame.filter(frame["attempt"] == attempt).with_columns(pl.lit(0, pl.UInt16).alias("attempt"))
+        if rows.height:
+            tracks.append(replace(track, stored=replace(track.stored, frame=rows)))
+    trail = reading.trail
+    if attempt < last:
+        lines = [int(t.stored.frame["line"].max() or 0) for t in tracks]  # type: ignore[arg-type]  # a UInt32 column
+        steps = [int(t.stored.frame["step"].max() or 0) for t in tracks]  # type: ignore[arg-type]  # an Int64 column
+        trail = Trail(max(steps, default=None), max(lines, default=None), trail.planned)
+    events = [replace(e, attempt=0) for e in reading.events or [] if (e.attempt or 0) == attempt]
+    return Piece(piece.file, piece.reader, replace(reading, tracks=tracks, events=events, trail=trail))
 
 
 def _points(piece: Piece) -> int:
@@ -281,15 +308,15 @@ def _speaks(piece: Piece) -> bool:
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-def _name(groups: list[Group], root_name: str, *, single: bool) -> None:
+def _name(groups: list[Group], root_name: str, label: str, *, single: bool) -> None:
     root = PurePosixPath(root_name)
     for found in groups:
         siblings = [g for g in groups if g.folder == found.folder]
-        folder = "" if found.folder == PurePosixPath(".") else str(found.folder)
-        if single or (len(siblings) > 1 and not folder):
-            found.name = found.pieces[0].stem
-        elif len(siblings) > 1:
-            found.name = f"{folder}/{found.pieces[0].stem}"
+        folder = label if found.folder == PurePosixPath(".") else str(found.folder)
+        if single or len(siblings) > 1:
+            found.name = f"{folder}/{found.pieces[0].stem}".lstrip("/")
+        elif label:
+            found.name = folder
         else:
             parts = [*root.parts, *found.folder.parts]
             start = len(root.parts) if folder else len(root.parts) - 1

@@ -99,6 +99,12 @@ def _without_containers(name: str) -> str:
     return rest if slash and head.lower() in table()["containers"]["names"] else name
 
 
+def is_bare_scale(tag: str) -> bool:
+    """Whether a name is "scale" and no more, which also things other than the loss scale are called."""
+    words = normalise(tag).split("_")
+    return words[-1] == "scale" and all(phase_word(w) or w in table()["containers"]["names"] for w in words[:-1])
+
+
 def is_loss(tag: str) -> bool:
     """Whether a name speaks of a loss (and not of its weight, scale or type)."""
     if tag in ("trl", "tel"):
@@ -137,7 +143,7 @@ def mapped(column: str, columns: Mapping[str, str]) -> tuple[Phase | None, str] 
 def check_mapping(columns: Mapping[str, str]) -> None:
     """Refuse a --map without a column or a series."""
     for column, series in columns.items():
-        if not column.strip() or not series.strip():
+        if not column.strip() or not series.strip() or series.strip().endswith("/"):
             raise UsageError(
                 f"--map {column}={series}: a column and a series are needed, such as --map my_loss=eval/loss"
             )

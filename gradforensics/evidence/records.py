@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from gradforensics.evidence import names, numbers
+from gradforensics.evidence import names, numbers, rounding
 from gradforensics.evidence.rows import Reading, RowLog
 from gradforensics.tables import Phase
 
@@ -61,11 +61,16 @@ class _Plan:
     series: list[str] = field(default_factory=list)
 
 
-def read_records(records: Sequence[Record], columns: Mapping[str, str]) -> Reading:
-    """Turn records into a Reading: tracks, notices and the trail."""
+def read_records(records: Sequence[Record], columns: Mapping[str, str], *, rounds: bool = True) -> Reading:
+    """Turn records into a Reading: tracks, notices and the trail.
+
+    rounds: whether the numbers may tell how the writer rounded them.
+    """
     reading = Reading(speaks_of_training=True)
     seen, parsed = _survey(records)
     plan = _plan(seen, len(records), columns)
+    reading.columns = {name.strip() for name in seen}
+    reading.notices += _unused(seen, plan, columns)
     for name in plan.series:
         column = seen[name]
         if column.others:
@@ -84,6 +89,9 @@ def read_records(records: Sequence[Record], columns: Mapping[str, str]) -> Readi
         if step is not None:
             reading.trail.last_step = max(step, reading.trail.last_step or step)
     reading.tracks = log.finish()
+    if rounds:
+        padded = any(_is_padded(record.get(name)) for _, record in records[:_SPELLINGS] for name in plan.series)
+        reading.tracks = rounding.settled(reading.tracks, by_the_others=not padded)
     reading.notices += log.notices
     reading.trail.last_line = records[-1][0] if records else None
     totals = {numbers.whole(_number(seen[t].first)) for t in _TOTALS & seen.keys()}
@@ -131,6 +139,26 @@ def _spellings(record: Mapping[str, Any], values: Mapping[str, float | None]) ->
     """The texts of the values where a table gives texts: they tell how fine its numbers are printed."""
     texts = {name: text for name in values if isinstance(text := record[name], str)}
     return texts if len(texts) == len(values) else None
+
+
+def _unused(seen: Mapping[str, _Column], plan: _Plan, columns: Mapping[str, str]) -> Iterator[tuple[int | None, str]]:
+    """What the user may not expect of a column: one that --map makes the step, one with too few numbers."""
+    places = {"step": plan.step, "epoch": plan.epoch, "time": plan.time, "phase": plan.phase}
+    for kind, name in places.items():
+        if name is not None and columns.get(name.strip()) == kind:
+            yield None, f'column "{name}" is used as the {kind}, as --map says'
+    for name, column in seen.items():
+        if name in plan.series or name in places.values() or not column.others:
+            continue
+        if column.numbers or names.is_metric(name):
+            some = f" and {column.numbers} are" if column.numbers else ""
+            text = f'{column.others} values are no numbers{some} (first: "{column.sample}"): not read as a series'
+            yield column.line, f'column "{name}": {text}'
+
+
+def _is_padded(text: Any) -> bool:
+    """Whether a cell was printed with a fixed number of decimals: each column may then have its own."""
+    return isinstance(text, str) and text.endswith("0") and "." in text and not text.endswith(".0")
 
 
 def _plan(seen: Mapping[str, _Column], rows: int, columns: Mapping[str, str]) -> _Plan:

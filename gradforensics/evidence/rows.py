@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from gradforensics.evidence import names, numbers
+from gradforensics.evidence import names, numbers, placeholders
 from gradforensics.tables import KIND, SERIES_SCHEMA, Event, Phase, SeriesFrame, Setting, StepUnit
 
+_SMALLEST_SCALE = 128  # a highest loss scale below this is rather something else
 _DISORDER = 50  # more backward steps than this, and in a tenth of the rows, are no restarts
 
 
@@ -45,7 +46,10 @@ class Trail:
 
 @dataclass
 class Reading:
-    """Everything a reader got out of one file. `settings` and `events` are None where the format has none."""
+    """Everything a reader got out of one file. `settings` and `events` are None where the format has none.
+
+    columns: the names of a table's columns, also of those that are no series.
+    """
 
     tracks: list[Track] = field(default_factory=list)
     settings: list[Setting] | None = None
@@ -54,6 +58,11 @@ class Reading:
     trail: Trail = field(default_factory=Trail)
     speaks_of_training: bool = False
     claimed: bool = True
+    columns: set[str] = field(default_factory=set)
+
+    def known_columns(self) -> set[str]:
+        """The columns that --map can speak of: those of a table, and the names of all series."""
+        return self.columns | {track.tag.strip() for track in self.tracks}
 
 
 @dataclass
@@ -64,6 +73,18 @@ class _Column:
     values: list[float | None] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+
+    def states(self, rows: int) -> np.ndarray:
+        """What every row of the file holds of this column, in the terms of `placeholders`."""
+        found = np.full(rows, placeholders.ABSENT, dtype=np.uint8)
+        raw = self.raw()
+        found[self.rows] = np.where(raw.is_nan().fill_null(value=False), placeholders.NAN, placeholders.MEASURED)
+        found[np.array(self.rows, dtype=np.int64)[raw.is_null().to_numpy()]] = placeholders.ABSENT
+        return found
+
+    def raw(self) -> pl.Series:
+        """The values as they were read."""
+        return pl.Series("value", self.values, dtype=pl.Float64, strict=False)
 
     def present(self) -> np.ndarray:
         """The rows that hold a value: an empty cell of a sparse column says nothing about the steps."""
@@ -133,6 +154,7 @@ class RowLog:
         """The tracks of all columns that hold at least one value."""
         if not self._lines:
             return []
+        self._fillers()
         steps = self._standing()
         groups = [(column.present(), column) for column in self._columns.values()]
         # an evaluation may count its own steps from 0 every time: only the training's series tell a restart
@@ -154,6 +176,33 @@ class RowLog:
             }
         )
         return [self._track(key, column, shared) for key, column in self._columns.items() if column.values]
+
+    def _phase(self, column: _Column) -> Phase:
+        named = names.mapped(column.tag, self._mapping) or names.series_of(column.tag)
+        return named[0] or column.hint or "train"
+
+    def _fillers(self) -> None:
+        """NaN where nothing was measured becomes a missing value."""
+        suspects = [c for c in self._columns.values() if c.raw().is_nan().any()]
+        if not suspects:
+            return
+        states = {id(c): c.states(len(self._lines)) for c in self._columns.values()}
+        for column in suspects:
+            phase, own = self._phase(column), states[id(column)]
+            others = [
+                states[id(c)]
+                for c in self._columns.values()
+                if c is not column and (self._phase(c) != phase or names.is_loss(c.tag))
+            ]
+            filler = placeholders.complementary(own, others)
+            if phase != "train":
+                filler |= placeholders.pauses(np.where(filler, placeholders.ABSENT, own))
+            if not filler.any():
+                continue
+            column.values = [None if filler[r] else v for r, v in zip(column.rows, column.values, strict=True)]
+            first, count = self._lines[int(np.flatnonzero(filler)[0])], int(filler.sum())
+            text = f'column "{column.tag}": {count} NaN where nothing was measured: read as missing'
+            self.notices.append((first, text))
 
     def _standing(self) -> np.ndarray:
         """A step for every row: as logged, else the epoch, else the row number; sets the unit."""
@@ -242,7 +291,10 @@ class RowLog:
 
     def _track(self, key: tuple[Phase | None, str], column: _Column, shared: pl.DataFrame) -> Track:
         hint, tag = key
-        phase, series = names.mapped(tag, self._mapping) or names.series_of(tag)
+        given = names.mapped(tag, self._mapping)
+        phase, series = given or names.series_of(tag)
+        if given is None and series == "loss_scale" and names.is_bare_scale(tag) and not _is_loss_scale(column.raw()):
+            series = tag
         frame = shared if len(column.rows) == len(self._lines) else shared[column.rows]
         value, kind = value_columns(column.values)
         if column.lines:
@@ -254,6 +306,16 @@ class RowLog:
     def attempt_at(self, line: int) -> int:
         """The attempt that a line of the file belongs to (after finish())."""
         return sum(1 for row in self._starts if self._lines[row] <= line)
+
+
+def _is_loss_scale(raw: pl.Series) -> bool:
+    """Whether values move by powers of two and reach those of a loss scale."""
+    values = raw.drop_nulls().to_numpy()
+    values = values[np.isfinite(values) & (values > 0)]
+    if not len(values) or values.max() < _SMALLEST_SCALE:
+        return False
+    mantissas, _ = np.frexp(values[1:] / values[:-1])
+    return bool((mantissas == 0.5).all())
 
 
 def _finite(value: float | None) -> float | None:

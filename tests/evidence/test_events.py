@@ -178,3 +178,93 @@ def test_an_old_failure_beside_a_finished_run_is_no_ending(run):
     state = {"global_step": 20, "max_steps": 20, "log_history": [{"step": 10, "loss": 2.0}, {"step": 20, "loss": 1.0}]}
     run.write({"trainer_state.json": json.dumps(state), "first_try.log": TRACEBACK + "RuntimeError: NaN\n"})
     assert run.one().ending.kind == "completed"
+
+
+# -- bars that are drawn once more when they close ---------------------------------------------------------------------
+
+
+def hf_bar(n, total=30):
+    return f"\r {n * 100 // total}%|###  | {n}/{total} [00:01<00:20,  1.93it/s]"
+
+
+def hf_log(*steps):
+    row = "{{'loss': 2.{n}, 'learning_rate': 1e-05, 'epoch': 0.{n}}}\n"
+    return "".join(hf_bar(n) + row.format(n=n) + hf_bar(n) for n in steps)
+
+
+def lightning_bar(epoch, n, loss):
+    return f"\rEpoch {epoch}: {n * 10}%|###| {n}/10 [00:00<00:00, 14.21it/s, v_num=0, train_loss={loss}]"
+
+
+def lightning_log(epochs, last=10):
+    text = "GPU available: False, used: False\n"
+    for epoch in range(epochs):
+        stop = last if epoch == epochs - 1 else 10
+        text += "".join(lightning_bar(epoch, n, f"0.{epoch}{n:02d}") for n in range(1, stop + 1))
+        text += lightning_bar(epoch, 0, f"0.{epoch}10") if epoch < epochs - 1 else ""
+    return text
+
+
+def test_a_bar_drawn_anew_below_the_traceback(read):
+    glued = hf_bar(22) + TRACEBACK + "RuntimeError: a bad sample\n"
+    evidence = read("train.log", hf_log(10, 20) + glued + hf_bar(23) + "\n")
+    assert (evidence.ending.kind, evidence.ending.line) == ("exception", 6)
+
+
+@pytest.mark.parametrize("again", [(), (23,), (23, 23)])
+def test_the_state_of_the_traceback_may_be_drawn_any_number_of_times(read, again):
+    glued = hf_bar(22) + TRACEBACK + "RuntimeError: a bad sample\n" + "".join(hf_bar(n) for n in again) + "\n"
+    assert read("train.log", hf_log(10, 20) + glued).ending.kind == "exception"
+
+
+def test_a_bar_that_moves_on_is_progress(read):
+    went_on = "".join(hf_bar(n) for n in (23, 24, 25, 26)) + "\n"
+    text = hf_log(10, 20) + "\n" + TRACEBACK + "RuntimeError: a bad sample\n" + went_on
+    assert read("train.log", text).ending.kind == "truncated"
+
+
+def test_a_row_below_the_traceback_is_progress(read):
+    text = hf_log(10, 20) + "\n" + TRACEBACK + "RuntimeError: a bad sample\n" + hf_log(30)
+    assert read("train.log", text).ending.kind == "completed"
+
+
+def test_lightning_stops_and_draws_its_bar_once_more(read):
+    end = "`Trainer.fit` stopped: `max_epochs=3` reached.\n\n" + lightning_bar(2, 10, "0.210") + "\n"
+    evidence = read("train.log", lightning_log(3) + end)
+    assert evidence.ending.text.startswith("`Trainer.fit` stopped")
+    assert evidence.series("loss").steps.tolist() == list(range(1, 31))
+    assert evidence.frames[evidence.keys("loss")[0]].frame["attempt"].max() == 0
+
+
+def test_lightning_raises_and_draws_its_bar_once_more(read):
+    end = TRACEBACK + "RuntimeError: a bad sample\n\n" + lightning_bar(1, 5, "0.105") + "\n"
+    evidence = read("train.log", lightning_log(2, last=5) + "\n" + end)
+    assert (evidence.ending.kind, evidence.ending.text) == ("exception", "RuntimeError: a bad sample")
+
+
+# -- "step 20/50" beside an epoch --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("last", "kind", "said"),
+    [((3, 20), "truncated", "120 of 200"), ((4, 50), "completed", "200 of 200"), ((1, 50), "truncated", "50 of 200")],
+)
+def test_steps_per_epoch_make_the_planned_end(read, last, kind, said):
+    places = [(e, s) for e in range(1, 5) for s in range(10, 51, 10) if (e, s) <= last]
+    text = "".join(f"Epoch [{e}/4] Step [{s}/50] Loss: {3 - e / 5 - s / 100:.4f}\n" for e, s in places)
+    ending = read("train.log", text).ending
+    assert (ending.kind, said in ending.text) == (kind, True)
+
+
+def test_steps_that_run_through_the_epochs_are_the_planned_end(read):
+    text = "".join(f"Epoch [{1 + s // 51}/4] Step [{s}/200] Loss: {3 - s / 100:.4f}\n" for s in range(10, 201, 10))
+    ending = read("train.log", text).ending
+    assert (ending.kind, ending.text) == ("completed", "step 200 of 200 planned steps is the last")
+
+
+@pytest.mark.parametrize(
+    ("left", "said"), [("0:10:00", "10 more minutes"), ("0:01:01", "1 more minute"), ("3:00:00", "3.0 more hours")]
+)
+def test_an_estimate_is_told_in_fitting_units(read, left, said):
+    text = "".join(f"iter: {i}  loss: 2.{i}  eta: {left}\n" for i in (20, 40, 60))
+    assert said in read("train.log", text).ending.text

@@ -62,7 +62,10 @@ def test_metrics(tag, yes):
         ("training.steps", "max_steps"), ("fp16.enabled", "fp16"), ("topology.world_size", "world_size"),
         ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"), ("max_epochs", "num_train_epochs"),
         ("gradient_clip_val", "max_grad_norm"), ("text_config.vocab_size", "vocab_size"), ("my_own", "my_own"),
-        ("lora_dropout", "lora_dropout"), ("unigram_entropy", "unigram_entropy"), ("model.params.total", "model.params.total"),
+        ("lora_dropout", "lora_dropout"), ("schedule", "schedule"), ("n_steps", "n_steps"), ("diffusion.num_steps", "diffusion.num_steps"),
+        ("lr_decay_iters", "decay_steps"), ("lr_scheduler.T_max", "decay_steps"), ("lr_scheduler_kwargs.min_lr", "min_lr"),
+        ("lr_scheduler_kwargs.min_lr_rate", "min_lr_rate"), ("lr_end", "lr_end"), ("scheduler.params.total_num_steps", "max_steps"),
+        ("unigram_entropy", "unigram_entropy"), ("model.params.total", "model.params.total"),
     ],
 )  # fmt: skip
 def test_setting_keys(name, key):
@@ -78,7 +81,25 @@ def test_known_and_unset_settings():
     assert not is_unset("max_steps", False)
 
 
-@pytest.mark.parametrize("columns", [{"": "loss"}, {"a": ""}, {" ": " "}])
+@pytest.mark.parametrize("columns", [{"": "loss"}, {"a": ""}, {" ": " "}, {"a": "eval/"}])
 def test_mapping_needs_both_sides(columns):
     with pytest.raises(UsageError, match="--map"):
         check_mapping(columns)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "series"),
+    [
+        ("scale", [65536, 65536, 32768, 131072], "loss_scale"),
+        ("train/scale", [256, 256], "loss_scale"),
+        ("scale", [1, 2, 4], "scale"),
+        ("scale", [1000, 900, 800], "scale"),
+        ("scale", [0.5, 0.7], "scale"),
+        ("loss_scale", [3, 5, 7], "loss_scale"),
+        ("amp/scale", [3, 5, 7], "loss_scale"),
+    ],
+)
+def test_a_bare_scale_is_a_loss_scale_only_by_its_values(read, column, values, series):
+    evidence = read("log.csv", f"step,loss,{column}\n" + "".join(f"{i},2.5,{v}\n" for i, v in enumerate(values)))
+    assert series in evidence.names("train")
+    assert ("loss_scale" in evidence.names("train")) is (series == "loss_scale")

@@ -118,8 +118,15 @@ def test_several_inputs(tmp_path):
     assert [e.name for e in found] == ["x/run", "y/run"]
     assert [e.sources[0].path for e in found] == ["x/run/log.csv", "y/run/log.csv"]
     both = gather([tmp_path / "x/run/log.csv", tmp_path / "y/run/log.csv"])
-    assert [e.name for e in both] == ["log", "log (2)"]
-    assert {k.run for k in both[1].frames} == {"log (2)"}
+    assert [e.name for e in both] == ["x/run/log", "y/run/log"]
+    assert [e.sources[0].path for e in both] == ["x/run/log.csv", "y/run/log.csv"]
+    assert {k.run for k in both[1].frames} == {"y/run/log"}
+    globbed = gather([tmp_path / "x/run", tmp_path / "y/run", tmp_path / "y" / "." / "run"])
+    assert [e.name for e in globbed] == ["x/run", "y/run"]
+    assert [e.sources[0].path for e in globbed] == ["x/run/log.csv", "y/run/log.csv"]
+    mixed = gather([tmp_path / "x/run", tmp_path / "y/run/log.csv"])
+    assert [e.name for e in mixed] == ["run", "log"]
+    assert [e.sources[0].path for e in mixed] == ["run/log.csv", "log.csv"]
 
 
 # -- what lies around --------------------------------------------------------------------------------------------------
@@ -147,7 +154,7 @@ def test_files_that_cannot_be_read_are_notices(run):
         "bin.log": "binary content under the name of a text",
         "bad.log.gz": "no valid gzip data",
         "events.out.tfevents.1.host": "this version does not read TensorBoard event files",
-        "model.pt": "this version does not read checkpoints (2 such files here)",
+        "model.pt": "this version does not read checkpoint files (2 such files)",
         "run-1.wandb": "this version does not read W&B files",
         "mlflow.db": "this version does not read databases",
     }
@@ -166,7 +173,7 @@ def test_large_files_are_not_hashed(run):
     source = next(s for s in run.one().sources if s.path == "model.pt")
     assert (source.sha256, source.remark) == (
         None,
-        "this version does not read checkpoints; larger than 64 MB: no sha256",
+        "this version does not read checkpoint files; larger than 64 MB: no sha256",
     )
 
 
@@ -183,6 +190,7 @@ def test_pipes_loops_and_links_out_of_the_folder(run, tmp_path):
     assert len(evidence.series("loss")) == 10
     said = {n.source: n.text for n in evidence.notices}
     assert said["out.csv"] == "a symbolic link out of the directory: not followed"
+    assert said["self.log"] == "a symbolic link that leads back to itself: not followed"
     assert set(said) == {"out.csv", "gone.csv", "self.log"}
 
 
@@ -253,7 +261,7 @@ def test_paths_that_do_not_exist():
         ({}, "among 0 files"),
         (
             {"model.pt": b"x", "a.ckpt": b"y"},
-            "only checkpoints (2 files, such as a.ckpt), which this version does not read",
+            "only checkpoint files (2 files, such as a.ckpt), which this version does not read",
         ),
         ({"events.out.tfevents.1": b"x"}, "only TensorBoard event files (1 file"),
         ({"config.json": '{"learning_rate": 1}'}, "read: config.json (config)"),
@@ -279,9 +287,101 @@ def test_files_of_ranks_are_one_run(run):
 
 
 def test_many_unread_files_have_one_notice(run):
-    run.write({"log.csv": csv(POINTS), **{f"model-{i}.safetensors": b"x" for i in range(5)}})
+    many = {f"checkpoint-{i}/{name}": b"x" for i in range(3) for name in ("model.safetensors", "optimizer.pt")}
+    run.write({"log.csv": csv(POINTS), **many})
     (notice,) = run.one().notices
     assert (notice.source, notice.text) == (
-        "model-0.safetensors",
-        "this version does not read checkpoints (5 such files here)",
+        "checkpoint-0/model.safetensors",
+        "this version does not read checkpoint files (6 such files)",
     )
+
+
+def test_every_run_has_its_own_notice_of_unread_files(run):
+    run.write({f"{r}/{n}": csv(POINTS) if n == "log.csv" else b"x" for r in "ab" for n in ("log.csv", "m.pt", "o.pt")})
+    assert [[n.source for n in e.notices] for e in run.all()] == [["a/m.pt"], ["b/m.pt"]]
+
+
+# -- console logs beside the folder of their run -----------------------------------------------------------------------
+
+LOSSES = [3.0 - i / 7 for i in range(12)]
+
+
+def console(losses, digits=3):
+    return "".join(f"step {10 * i}: loss {v:.{digits}f}\n" for i, v in enumerate(losses)) + "Training completed\n"
+
+
+def logged(losses):
+    return csv([(10 * i, v) for i, v in enumerate(losses)])
+
+
+@pytest.mark.parametrize(
+    ("log", "table"),
+    [("train.log", "out/metrics.csv"), ("stdout.log", "exp/version_0/a.csv"), ("exp/b/c.log", "exp/a.csv")],
+)
+def test_a_console_log_belongs_to_the_run_whose_values_it_prints(run, log, table):
+    evidence = run.write({log: console(LOSSES), table: logged(LOSSES)}).one()
+    assert {s.path for s in evidence.sources} == {log, table}
+    assert (evidence.ending.kind, evidence.ending.source) == ("completed", log)
+    assert [k.source for k in evidence.keys("loss")] == [table, log]
+
+
+def test_a_console_log_of_other_values_stays_a_run_of_its_own(run):
+    other = [v + 0.1 for v in LOSSES]
+    assert len(run.write({"train.log": console(other), "out/metrics.csv": logged(LOSSES)}).all()) == 2
+
+
+def test_a_console_log_that_agrees_with_two_runs_stays_alone(run):
+    assert len(run.write({"t.log": console(LOSSES), "a/m.csv": logged(LOSSES), "b/m.csv": logged(LOSSES)}).all()) == 3
+
+
+def test_the_log_of_a_sweep_is_shared_out(run):
+    second = [v / 2 for v in LOSSES]
+    files = {"sweep.log": console(LOSSES) + console(second), "a/m.csv": logged(LOSSES), "b/m.csv": logged(second)}
+    a, b = run.write(files).all()
+    assert [a.name, b.name] == ["a", "b"]
+    assert [e.ending.line for e in (a, b)] == [13, 26]
+    printed = [e.frames[next(k for k in e.keys("loss") if k.source == "sweep.log")].frame for e in (a, b)]
+    assert [f["line"].to_list()[0] for f in printed] == [1, 14]
+    assert [f["attempt"].max() for f in printed] == [0, 0]
+
+
+def test_the_log_of_a_run_that_was_begun_anew_is_not_shared_out(run):
+    lost = [9.0 - i for i in range(4)]
+    evidence = run.write({"t.log": console(lost) + console(LOSSES), "out/m.csv": logged(LOSSES)}).one()
+    assert evidence.frames[evidence.keys("loss")[-1]].frame["attempt"].max() == 1
+
+
+def test_the_last_frame_of_a_bar_belongs_to_the_run(run):
+    log = "`Trainer.fit` stopped: `max_epochs=4` reached.\nEpoch 3/3 ━━━━ 16/16 0:00:00 470.93it/s v_num: 0.000\n"
+    table = "step,train_loss,val_loss\n59,0.2263,\n63,,0.2668\n"
+    evidence = run.write({"out.log": log + " train_loss: 0.207\n val_loss: 0.267\n", "exp/metrics.csv": table}).one()
+    assert evidence.ending.kind == "completed"
+
+
+# -- columns of the user -----------------------------------------------------------------------------------------------
+
+
+def test_a_mapped_column_that_no_file_has_is_a_notice(run):
+    evidence = run.write({"log.csv": csv(POINTS)}).one(columns={"nosuch": "loss"})
+    assert [(n.source, n.text) for n in evidence.notices] == [
+        ("--map", 'no file has a column "nosuch" (--map nosuch=loss)')
+    ]
+
+
+def test_a_mapped_column_that_becomes_the_step_is_a_notice(run):
+    evidence = run.write({"b.csv": "n,loss\n1,2\n2,3\n"}).one(columns={"n": "step"})
+    assert [n.text for n in evidence.notices] == ['column "n" is used as the step, as --map says']
+
+
+@pytest.mark.parametrize("series", ["", " ", "eval/"])
+def test_a_mapped_column_needs_a_series(run, series):
+    with pytest.raises(UsageError, match="--map"):
+        run.write({"log.csv": csv(POINTS)}).one(columns={"x": series})
+
+
+def test_a_column_with_few_numbers_is_a_notice(run):
+    rows = "".join(f"{i},2.5,{'9' * 80 if i > 2 else i},n.a.\n" for i in range(1, 9))
+    big, accuracy = run.write({"log.csv": "step,loss,big,accuracy\n" + rows}).one().notices
+    assert big.line == 4
+    assert big.text.startswith('column "big": 6 values are no numbers and 2 are (first: "999')
+    assert accuracy.text == 'column "accuracy": 8 values are no numbers (first: "n.a."): not read as a series'

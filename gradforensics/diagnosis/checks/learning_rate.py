@@ -188,7 +188,7 @@ def schedule_warped(evidence: Evidence, *, tolerance: float, share: float, direc
 
 
 def _unit_doubt(evidence: Evidence, schedule: Schedule, lr: Series, speed: float) -> Missing | None:
-    """What is missing to tell a wrong stepping from a log that counts its steps in another unit than the settings do."""
+    """What is missing to tell a wrong stepping from a log that counts its steps in another unit than the settings."""
     last = evidence.steps[1] if evidence.steps else int(lr.steps[-1])
     if speed > 1 and last < _BEYOND * schedule.total / speed:
         return Missing(f"steps beyond {schedule.total / speed:.0f} (max_steps may count micro-batches)")

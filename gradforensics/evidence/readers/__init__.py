@@ -29,10 +29,6 @@ class Reader(Protocol):
     def name(self) -> str:
         """Machine name, shown as the reader of a source."""
 
-    @property
-    def title(self) -> str:
-        """Human name."""
-
     def sniff(self, file: File) -> bool:
         """Whether the file may be of this format."""
 

@@ -7,7 +7,6 @@ from gradforensics.evidence.files import File
 from gradforensics.evidence.rows import Reading
 
 name = "config"
-title = "configuration file"
 
 
 def sniff(file: File) -> bool:

@@ -13,11 +13,11 @@ from itertools import pairwise
 from gradforensics.evidence import events, names, numbers
 from gradforensics.evidence.files import File, plain
 from gradforensics.evidence.readers import console_lines as grammar
+from gradforensics.evidence.readers.console_bars import Bars
 from gradforensics.evidence.rows import Reading, RowLog, Track
 from gradforensics.tables import Phase, SeriesFrame, Setting, StepUnit
 
 name = "console"
-title = "console log"
 
 _LOGS = re.compile(r"\.(?:log|out|err|stdout|stderr|[oe]\d+)$|^(?:nohup|log|stdout|stderr|output|slurm)")
 _TEXTS = frozenset({"", ".txt"})
@@ -34,8 +34,8 @@ _BANNER = re.compile(
     r"Gradient Accumulation steps|Total optimization steps)"
     r"[^=]*= ([\d,]+)\s*$"
 )
+_BEHIND_BAR = re.compile(r"%\|[^|]*\|\s*\d+/\d+ \[[^\]]*\]\s*([^\s{].*)")
 _PAIRS_PER_DICT = 4
-_MOST_BARS = 16  # totals of progress bars that are remembered
 _LOSS_DECIMALS = 4  # the Trainer rounds the training loss before it logs it (versions before 5)
 _SIGNIFICANT = 4  # digits of the numbers that the Trainer prints as strings (version 5)
 
@@ -45,6 +45,7 @@ class _Row:
     line: int
     said: grammar.Line
     rank: int | None
+    drawn: bool = False
     before: dict[int, int] = field(default_factory=dict)
     after: tuple[int, int] | None = None
 
@@ -75,8 +76,8 @@ class _Scan:
         self.dicts: list[_Row] = []
         self.pairs: list[_Row] = []
         self.settings: list[Setting] = []
-        self.bars: dict[int, int] = {}
-        self.progress_line: int | None = None
+        self.bars = Bars()
+        self.redrawn: set[int] = set()
         self.last_text = ""
         self.context = grammar.Line()
         self.context_line = -_CONTEXT
@@ -101,13 +102,17 @@ class _Scan:
             self.part(number, plain(line))
 
     def part(self, number: int, text: str) -> None:
-        """One state of one line."""
+        """One state of one line; a traceback or closing words may follow a bar without a line break."""
+        if "%|" in text and (behind := _BEHIND_BAR.search(text)) and events.suspicious(behind[1]):
+            self.said(number, text[: behind.start(1)])
+            self.scanner.feed(number, behind[1])
+        else:
+            self.said(number, text)
+
+    def said(self, number: int, text: str) -> None:
+        """What one program wrote at once."""
         if (bar := grammar.bar(text)) is not None:
-            if self.bars.get(bar[1]) != bar[0]:
-                self.progress_line = number
-            if len(self.bars) > _MOST_BARS:
-                self.bars.clear()
-            self.bars[bar[1]] = bar[0]
+            self.bars.draw(number, *bar, self.scanner.closing_line)
             for row in reversed(self.dicts):
                 if row.after is not None:
                     break
@@ -115,7 +120,7 @@ class _Scan:
         if "{" in text and ("loss" in text or "train_runtime" in text or "eval_" in text):
             said = grammar.read_dict(text)
             if said is not None:
-                row = _Row(number, said, events.rank_of(text), before=dict(self.bars))
+                row = _Row(number, said, events.rank_of(text), before=dict(self.bars.states))
                 self.dicts.append(row)
                 if "train_runtime" in said.values:
                     self.scanner.keep(
@@ -165,10 +170,13 @@ class _Scan:
             if said.bare and said.epoch is None:
                 said.epoch, said.epochs = self.context.epoch, self.context.epochs
             self.context, self.context_line, self.context_phase, self.block = said, number, None, False
-        self.pairs.append(_Row(number, said, events.rank_of(text)))
+        self.pairs.append(_Row(number, said, events.rank_of(text), drawn="%|" in text))
         if said.step is not None:
             self.last_step = said.step
-        self.progress_line = number
+        if said.bare and not self.bars.moves(said.step or 0, said.total or 0, self.scanner.closing_line):
+            self.redrawn.add(number)
+        else:
+            self.bars.line = number
         self.last_text = text
         return True
 
@@ -217,9 +225,8 @@ class _Scan:
             reading.events.append(replace(event, step=step, attempt=attempt))
         for kind, count in self.scanner.dropped.items():
             reading.notices.append((None, f'{count} more events of the kind "{kind}" were left out'))
-        reading.trail.last_line = max(
-            (n for n in (self.progress_line, stands[-1][0] if stands else None) if n), default=None
-        )
+        rows = [line for line, _ in stands if line not in self.redrawn]
+        reading.trail.last_line = max((n for n in (self.bars.line, *rows[-1:]) if n), default=None)
         reading.trail.last_step = max((step for _, step in stands), default=None)
         reading.trail.seconds_left = grammar.seconds_left(self.last_text)
         reading.trail.launch_line = self.scanner.launch_line
@@ -263,7 +270,11 @@ class _Scan:
 
     def pair_rows(self, reading: Reading) -> RowLog:
         """Rows of the pairs: explicit steps, bars counted through the epochs, or epochs alone."""
-        rows = [row for row in self.pairs if not (row.said.bare and row.said.phase in ("eval", "test"))]
+        rows = [
+            row
+            for row in self.pairs
+            if not (row.said.bare and (row.said.phase in ("eval", "test") or (row.drawn and row.said.step == 0)))
+        ]  # a bar that is drawn anew at 0 still shows the values of before
         explicit = [row for row in rows if row.said.step is not None and not row.said.bare]
         if explicit:
             for row in rows:
@@ -284,7 +295,7 @@ class _Scan:
                 reading.settings = self.settings
             elif explicit and not any(row.said.step is not None and row.said.step > total for row in rows):
                 log.period = total
-                reading.trail.planned = total
+                reading.trail.planned = _planned(explicit, total)
         for row in rows:
             said = row.said
             log.add(
@@ -342,6 +353,20 @@ def _steps_of_dicts(rows: Sequence[_Row]) -> list[int | None] | None:
         gaps.most_common(1)[0][1] * 10 >= 8 * (len(logged) - 1) if gaps else len(logged) == 1 and logged[0] is not None
     )
     return found if steady and (not gaps or gaps.most_common(1)[0][0] > 0) else None
+
+
+def _planned(rows: Sequence[_Row], total: int) -> int | None:
+    """Planned steps where "step 20/50" stands beside an epoch: 50 in all, or in every epoch."""
+    placed = [(r.said.epoch, r.said.step or 0) for r in rows if r.said.epoch is not None and r.said.step is not None]
+    if not placed:
+        return total
+    epochs = Counter(r.said.epochs for r in rows).most_common(1)[0][0]
+    first = 0 if min(epoch for epoch, _ in placed) < 1 else 1
+    anew = any(b < a and later > early for (early, a), (later, b) in pairwise(placed))
+    ahead = epochs and any(step * epochs > total * (epoch + 1 - first) + epochs for epoch, step in placed)
+    if not (anew or ahead):
+        return total
+    return total * epochs if epochs else None
 
 
 def _through_epochs(rows: Sequence[_Row]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from gradforensics.evidence import names, numbers
-from gradforensics.evidence.readers.console_shapes import CLOCK, MOMENT, UNIT_NAN, Recent, Shape
+from gradforensics.evidence.readers.console_shapes import CLOCK, DATE, MOMENT, UNIT_NAN, Recent, Shape
 from gradforensics.tables import Phase
 
 _DICT = re.compile(r"\{(?:'[^'{}]+'|\"[^\"{}]+\"):[^{}]*\}")
@@ -16,13 +16,14 @@ _ITEM = re.compile(r"(?:'([^'{}]+)'|\"([^\"{}]+)\"):\s*(?:'([^']*)'|\"([^\"]*)\"
 _BAR = re.compile(r"(?<!\d)(\d{1,15})/(\d{1,15}) \[")
 _MOMENT = re.compile(MOMENT)
 _ETA = re.compile(r"(?i)\beta:?\s*=?\s*((?:\d+ days?,? )?\d+:\d\d(?::\d\d)?)")
+_DATE = re.compile(DATE)
 _CLOCK = re.compile(CLOCK)
 _VALUE = re.compile(
     r"(?<![\w.])(?P<number>[-+]?(?:\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN][aA][nN]|[iI]nf(?:inity)?))"
     r"(?:(?P<unit>%|ms|s|it/s|s/it|[KMG]i?B|k|K|M)(?![\w]))?(?![\w]|\.\d)(?:\s?/\s*(?P<total>\d+))?"
 )
 _UNIT_NAN = re.compile(UNIT_NAN)
-_CUT = re.compile(r"[,;|\[\](){}<>:=\"'*#]|\s-+\s|^-+\s|--+")
+_CUT = re.compile(r"[,;|\[\](){}<>:=\"'*#]|\s-+\s|^-+\s|--+|\b(?:INFO|WARN(?:ING)?|DEBUG|ERROR|CRITICAL)\b")
 _NAME = re.compile(r"[A-Za-z_][\w./@%\- ]*$")
 _IN_BRACKETS = re.compile(r"\s*\((\w{1,8}(?:/\w{1,8})?)\)$")
 _LEADING = re.compile(r"^[^A-Za-z]*(\w+)\b(?:\((\w+)\))?")
@@ -156,7 +157,7 @@ def read_pairs(line: str) -> Line:
     blanks: list[tuple[tuple[int, int], str]] = []
     text = line
     if ":" in line:
-        for pattern, source in ((_MOMENT, MOMENT), (_CLOCK, CLOCK), (_UNIT_NAN, UNIT_NAN)):
+        for pattern, source in ((_MOMENT, MOMENT), (_DATE, DATE), (_CLOCK, CLOCK), (_UNIT_NAN, UNIT_NAN)):
             for match in pattern.finditer(text):
                 start, stop = match.span()
                 blanks.append((match.span(), source))

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 MOMENT = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?"
 CLOCK = r"\d{1,4}:\d\d(?::\d\d)?(?:[.,]\d+)?"
+DATE = r"(?<![\d/-])\d\d[-/]\d\d(?:[-/]\d{2,4})?[T ](?=\d\d:\d\d:\d\d)"
 UNIT_NAN = r"[:=]\s?nan(?:ms|s)\b"
 
 _NUMBER = r"[-+.\w]+"

@@ -12,7 +12,6 @@ from gradforensics.evidence.records import Record, looks_like_metrics, read_reco
 from gradforensics.evidence.rows import Reading
 
 name = "csv"
-title = "table (CSV, TSV)"
 
 _TABLES = frozenset({".csv", ".tsv", ".tab"})
 _TEXTS = frozenset({".txt", ".dat", ".log", ".out", ""})

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradforensics.evidence import names, numbers
+from gradforensics.evidence import names, numbers, rounding
 from gradforensics.evidence.files import File
 from gradforensics.evidence.located_json import Cursor, TornJsonError
 from gradforensics.evidence.rows import Reading, RowLog, Track
 from gradforensics.tables import SeriesFrame, Setting
 
 name = "hf-trainer-state"
-title = "Hugging Face Trainer state"
 
 _SETTINGS = (
     "max_steps",
@@ -100,10 +99,10 @@ def _history(reading: Reading, file: File, rows: list[tuple[int, dict[str, Any],
 
 
 def _rounding(track: Track) -> Track:
-    """The loss with its resolution where the Trainer rounded it."""
+    """The series with its resolution: the Trainer rounds the loss, never the learning rate."""
     if track.series == "loss" and numbers.rounded_to(track.stored.frame["value"].to_list(), _LOSS_DECIMALS):
         track.stored = SeriesFrame(track.stored.frame, track.stored.step_unit, 10.0**-_LOSS_DECIMALS)
-    return track
+    return track if track.series == "lr" else rounding.settled([track], by_the_others=False)[0]
 
 
 def _float(value: Any) -> float | None:

@@ -12,7 +12,6 @@ from gradforensics.evidence.records import Record, flat, looks_like_metrics, rea
 from gradforensics.evidence.rows import Reading
 
 name = "json-lines"
-title = "JSON lines"
 
 _SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".log", ".txt", ".jsonlines", ""})
 _LONG_TEXT = 300

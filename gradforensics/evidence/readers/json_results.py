@@ -9,7 +9,6 @@ from gradforensics.evidence.rows import Reading, RowLog
 from gradforensics.tables import Phase
 
 name = "json-results"
-title = "closing results (JSON)"
 
 _NAMES = frozenset(
     {

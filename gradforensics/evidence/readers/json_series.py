@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradforensics.evidence import names, numbers
+from gradforensics.evidence import names, numbers, rounding
 from gradforensics.evidence.files import File
 from gradforensics.evidence.located_json import Cursor, TornJsonError
 from gradforensics.evidence.records import Record, flat, looks_like_metrics, read_records
 from gradforensics.evidence.rows import Reading, RowLog
 
 name = "json-series"
-title = "series in one JSON file"
 
 
 def sniff(file: File) -> bool:
@@ -78,6 +77,7 @@ def _columns(file: File, cursor: Cursor) -> Reading:
         reading.notices.append((error.line, f"{error}; {len(reading.tracks)} series were read before"))
     except ValueError:
         reading.notices.append((line, f'"{key}" holds something else than numbers'))
+    reading.tracks = rounding.settled(reading.tracks)
     reading.claimed = bool(reading.tracks)
     return reading
 

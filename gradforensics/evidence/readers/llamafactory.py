@@ -10,7 +10,6 @@ from gradforensics.evidence.rows import Reading
 from gradforensics.tables import SeriesFrame, Setting
 
 name = "llamafactory-log"
-title = "LLaMA-Factory trainer log"
 
 _LOSS_DECIMALS = 4  # it copies the Trainer's rounded loss
 
@@ -26,7 +25,7 @@ def sniff(file: File) -> bool:
 def read(file: File) -> Reading:
     """Rows as series; total_steps becomes the setting max_steps."""
     records, notices = read_lines(file)
-    reading = read_records(records, file.columns)
+    reading = read_records(records, file.columns, rounds=False)  # the learning rate is exact
     reading.notices = notices + reading.notices
     reading.settings = []
     if records:
