@@ -137,10 +137,10 @@ def _fired(
     strength = best.sign.strength
     if strength == "suspect" and _two_suspects_agree(holdings):
         strength = "probable"
-    grave = merit(best)[0]
-    onset, after = _onset(h for h in holdings if merit(h)[0] == grave)
-    spoken = onset if best.onset is None else best.onset  # a text tells what its own sign saw
-    facts: dict[str, Fact] = {**best.hits[0].facts, "run": evidence.name, "onset": spoken}
+    # the onset is that of the fault the text speaks of: of its variant, and of signs no weaker than an alarm needs
+    same = [h for h in holdings if merit(h)[0] == merit(best)[0] and h.sign.variant == best.sign.variant]
+    onset, after = _onset(same)
+    facts: dict[str, Fact] = {**best.hits[0].facts, "run": evidence.name, "onset": onset}
     return Verdict(
         rule, "fired", best.sign.variant, severity_of(best.sign), strength, onset, after,
         tuple(sorted(holdings, key=merit, reverse=True)), not_excluded=open_, facts=facts,

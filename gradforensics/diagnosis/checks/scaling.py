@@ -45,12 +45,22 @@ def loss_scale_collapsed(evidence: Evidence, *, floor: float, backoffs: int) -> 
     end = int(below[0]) if len(below) else _fall(values, steps, backoffs)
     if end is None:
         return []
-    top = float(values[: end + 1].max())
-    # the fall starts after the last point that was still within one halving of the highest scale
-    first = int(np.flatnonzero(values[:end] >= top / 2)[-1]) + 1 if end else 0
+    first = _fall_begins(values, end)
+    top = float(values[max(0, first - 1)])
     lowest = float(values[end:].min())
     halvings = round(math.log2(top / lowest)) if lowest > 0 else None
     return [hit_at(scale, settled + first, lowest=lowest, from_scale=top, backoffs=halvings)]
+
+
+def _fall_begins(values: np.ndarray, end: int) -> int:
+    """Index of the first cut of the unbroken fall that holds `end`: no raise and no rest of _REST points in between."""
+    change = np.diff(values[: end + 1])
+    start = end
+    for cut in (np.flatnonzero(change < 0) + 1)[::-1].tolist():
+        if start - cut > _REST or (change[cut:start] > 0).any():
+            break
+        start = cut
+    return start
 
 
 def _fall(values: np.ndarray, steps: np.ndarray, backoffs: int) -> int | None:
