@@ -1,4 +1,4 @@
-"""Series -> signals: pure functions on NumPy arrays. No thresholds live here; checks bring them from the rule files.
+"""Series -> signals: pure functions on NumPy arrays. What counts as too much is brought by checks from the rule files.
 
 All arrays are one-dimensional float64 without NaN unless a docstring says otherwise.
 """
@@ -121,30 +121,32 @@ class Departure:
         return (self.end - self.best) / max(abs(self.best), 1e-12)
 
 
-_FAR = 3.0  # times the first and the best level, for at least half of the record, whatever the noise
 _MANY = 20_000  # points beyond which a departure is looked for among medians of blocks
 
 
-def _thinned_departure(steps: np.ndarray, values: np.ndarray, noise: float, rise: float) -> Departure | None:
+def _thinned_departure(
+    steps: np.ndarray, values: np.ndarray, noise: float, rise: float, far: float
+) -> Departure | None:
     """The departure among the medians of equal blocks; its indices are those of the first points of the blocks."""
     block = -(-len(values) // _MANY)
     count = len(values) // block
     medians = np.median(values[: count * block].reshape(count, block), axis=1)
-    found = departure(steps[: count * block : block], medians, noise, rise)
+    found = departure(steps[: count * block : block], medians, noise, rise, far)
     if found is None:
         return None
     return replace(found, best_index=found.best_index * block, start=found.start * block)
 
 
-def departure(steps: np.ndarray, values: np.ndarray, noise: float, rise: float) -> Departure | None:
+def departure(steps: np.ndarray, values: np.ndarray, noise: float, rise: float, far: float) -> Departure | None:
     """Find a lasting departure upwards from the best level, or None.
 
     noise: how many standard deviations of the noise around a smooth curve the rise must exceed; rise: the least rise as
-    a fraction of the larger of |best level| and the improvement from the first level to the best. The departure starts
-    after the last point (rolling median of 3) that was still within that margin of the best level.
+    a fraction of the larger of |best level| and the improvement from the first level to the best; far: a loss that ends
+    at so many times its first and best level, and stays away for half of the record (20 points at least), needs no
+    comparison with its noise. The departure starts after the last point (rolling median of 3) within the margin.
     """
     if len(values) > _MANY:
-        return _thinned_departure(steps, values, noise, rise)
+        return _thinned_departure(steps, values, noise, rise, far)
     n = len(values)
     if n < 8:
         return None
@@ -180,7 +182,7 @@ def departure(steps: np.ndarray, values: np.ndarray, noise: float, rise: float) 
     if not len(within):
         return None
     left = int(within[-1]) + 1
-    far = n - left >= max(20, n // 2) and end > _FAR * max(best, start) > 0
-    if left >= n or (wild and not far):
+    away = n - left >= max(20, n // 2) and end > far * max(best, start) > 0
+    if left >= n or (wild and not away):
         return None
     return Departure(best, end, best_index, left, (n - left) / n, n - left, start, float(level[left:].max()))

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import hf_lab
 import lightning_lab
-import numpy as np
 import torch
 from lab import (
     Chain,
     Log,
     Row,
     Sample,
-    TinyLM,
     adamw,
+    beginning,
     console,
     cosine,
     csv_rows,
@@ -41,10 +40,7 @@ INTENDED = {"learning_rate": PEAK, "lr_scheduler_type": "cosine", "warmup_steps"
 def too_fast(run: Path) -> None:
     """Four micro-batches per optimizer step; scheduler.step() stands in the inner loop."""
     micro_batches, micro_size = 4, 4
-    chain = Chain.make()
-    torch.manual_seed(0)
-    model = TinyLM()
-    generator = np.random.default_rng(1)
+    chain, model, generator = beginning()
     optimizer = adamw(model, PEAK)
     schedule = scheduler(optimizer, cosine(WARMUP, STEPS))
     facts = {"per_device_train_batch_size": micro_size, "gradient_accumulation_steps": micro_batches}

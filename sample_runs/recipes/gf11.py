@@ -11,8 +11,8 @@ from lab import (
     VOCAB,
     Chain,
     Sample,
-    TinyLM,
     adamw,
+    beginning,
     console,
     constant,
     cosine,
@@ -36,10 +36,7 @@ CONFIG = {"learning_rate": LR, "lr_scheduler_type": "cosine", "warmup_steps": WA
 
 def forward_first(run: Path) -> None:
     """An entropy bonus with p*log(p); from step 131 its temperature is so low that probabilities underflow to zero."""
-    chain = Chain.make()
-    torch.manual_seed(0)
-    model = TinyLM()
-    generator = np.random.default_rng(1)
+    chain, model, generator = beginning()
 
     def objective(step: int) -> Tensor:
         tokens = chain.sample(generator)
@@ -57,10 +54,7 @@ def forward_first(run: Path) -> None:
 
 def backward_first(run: Path) -> None:
     """A distance between two sequences of the batch through sqrt; at step 97 the two are the same sequence."""
-    chain = Chain.make()
-    torch.manual_seed(0)
-    model = TinyLM()
-    generator = np.random.default_rng(1)
+    chain, model, generator = beginning()
 
     def objective(step: int) -> Tensor:
         tokens = chain.sample(generator)
@@ -80,10 +74,7 @@ def backward_first(run: Path) -> None:
 
 def empty_batch(run: Path) -> None:
     """All labels of the batch of step 120 are -100: the mean over nothing."""
-    chain = Chain.make()
-    torch.manual_seed(0)
-    model = TinyLM()
-    generator = np.random.default_rng(1)
+    chain, model, generator = beginning()
 
     def objective(step: int) -> Tensor:
         tokens = chain.sample(generator)
@@ -116,10 +107,7 @@ def evaluation_only(run: Path) -> None:
 
 def bad_batch(run: Path) -> None:
     """Sequence weights come with the data; those of step 150 are a thousandfold and its tokens are noise."""
-    chain = Chain.make()
-    torch.manual_seed(0)
-    model = TinyLM()
-    generator = np.random.default_rng(1)
+    chain, model, generator = beginning()
 
     def objective(step: int) -> Tensor:
         tokens = chain.sample(generator)

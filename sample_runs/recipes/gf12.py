@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from lab import (
     BATCH,
-    VOCAB,
     WIDTH,
     Chain,
     Log,
     Sample,
     TinyLM,
     adamw,
+    beginning,
     console,
     cosine,
     csv_rows,
@@ -76,10 +76,7 @@ def config(steps: int, **facts: object) -> dict[str, object]:
 def collapsed(run: Path) -> None:
     """From step 101 a factor of 3e4 on the float16 logits takes them out of range."""
     steps = 200
-    chain = Chain.make()
-    torch.manual_seed(0)
-    model = TinyLM()
-    generator = np.random.default_rng(1)
+    chain, model, generator = beginning()
 
     def objective(step: int) -> Tensor:
         tokens = chain.sample(generator)
@@ -132,10 +129,8 @@ def frequent_skips(run: Path) -> None:
 def pure_half(run: Path) -> None:
     """Weights, gradients and optimizer state in float16, no loss scale; eps large enough for the state to live."""
     steps = 150
-    chain = Chain.make()
-    torch.manual_seed(0)
-    model = TinyLM().half()
-    generator = np.random.default_rng(1)
+    chain, model, generator = beginning()
+    model = model.half()
 
     def objective(_step: int) -> Tensor:
         tokens = chain.sample(generator)
@@ -151,10 +146,7 @@ def pure_half(run: Path) -> None:
 def healthy(run: Path) -> None:
     """A scale that starts too high finds its level in the first steps and is tried upwards every 200 steps."""
     steps = 500
-    chain = Chain.make()
-    torch.manual_seed(0)
-    model = TinyLM(vocab=VOCAB)
-    generator = np.random.default_rng(1)
+    chain, model, generator = beginning()
 
     def objective(_step: int) -> Tensor:
         tokens = chain.sample(generator)

@@ -146,11 +146,16 @@ def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
+def beginning(chain: Chain | None = None, seed: int = 0) -> tuple[Chain, TinyLM, np.random.Generator]:
+    """What every plain run begins with: the chain, a fresh model, the generator that draws its tokens."""
+    chain = chain or Chain.make()
+    torch.manual_seed(seed)
+    return chain, TinyLM(vocab=len(chain.stationary)), np.random.default_rng(seed + 1)
+
+
 def language_model(chain: Chain, seed: int = 0) -> tuple[TinyLM, Callable[[int], Tensor]]:
     """Give a fresh model and its objective on fresh tokens of `chain`: step -> loss."""
-    torch.manual_seed(seed)
-    model = TinyLM(vocab=len(chain.stationary))
-    generator = np.random.default_rng(seed + 1)
+    chain, model, generator = beginning(chain, seed)
 
     def objective(_step: int) -> Tensor:
         tokens = chain.sample(generator)

@@ -22,6 +22,7 @@ seed_wide = { value = 0.5, unit = "fraction", source = "made up for this test" }
 noise = { value = 7.0, unit = "sd", source = "made up for this test" }
 rise = { value = 0.25, unit = "fraction", source = "made up for this test" }
 share = { value = 0.2, unit = "fraction", source = "made up for this test" }
+times = { value = 3.0, unit = "times", source = "made up for this test" }
 [[sign]]
 check = "lr_identically_zero"
 strength = "suspect"
@@ -30,7 +31,7 @@ with = { share = "$LR" }
 check = "left_best_level"
 strength = "suspect"
 acquits = ACQUITS
-with = { noise = "$noise", rise = "$rise", share = "$share" }
+with = { noise = "$noise", rise = "$rise", share = "$share", times = "$times", far = "$times" }
 """
 BAD_LOSS = "decay(2, 1, 50) ramp(1, 5, 20) 5*30"
 DEAD = "0*100"

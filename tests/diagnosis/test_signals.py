@@ -58,7 +58,7 @@ def test_first_run(mask, length):
 
 def test_departure_finds_where_the_loss_left_for_good():
     values = np.concatenate([np.linspace(2, 1, 50), np.linspace(1, 5, 20), np.full(30, 5.0)])
-    found = signals.departure(np.arange(1, len(values) + 1), values, 7, 0.25)
+    found = signals.departure(np.arange(1, len(values) + 1), values, 7, 0.25, 3)
     assert found is not None
     assert (found.best, found.end) == pytest.approx((1.0, 5.0), abs=0.1)
     assert 50 <= found.start <= 54
@@ -67,10 +67,10 @@ def test_departure_finds_where_the_loss_left_for_good():
 
 def test_a_spike_that_comes_back_is_no_departure():
     values = np.concatenate([np.linspace(2, 1, 50), np.full(5, 50.0), np.full(45, 1.0)])
-    assert signals.departure(np.arange(1, len(values) + 1), values, 7, 0.25) is None
+    assert signals.departure(np.arange(1, len(values) + 1), values, 7, 0.25, 3) is None
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_alone_is_no_departure(seed):
     rng = np.random.default_rng(seed)
-    assert signals.departure(np.arange(1, 201), 1.0 + rng.normal(0, 0.2, 200), 7, 0.25) is None
+    assert signals.departure(np.arange(1, 201), 1.0 + rng.normal(0, 0.2, 200), 7, 0.25, 3) is None

@@ -31,7 +31,6 @@ class Rise:
     best: int
     first: int
     rise: float
-    count: int
 
 
 def _rise(held_out: Series, least: float, errors: float, evals: int) -> Rise | None:
@@ -42,11 +41,10 @@ def _rise(held_out: Series, least: float, errors: float, evals: int) -> Rise | N
     # near 0 a fraction of the minimum says nothing: then a part of what was gained before counts
     margin = max(least * max(abs(low), 0.1 * (float(values[0]) - low)), errors * signals.noise_sd(values))
     above = values > low + margin
-    count = int((values[best + 1 :] > low).sum())
     end = float(np.median(values[-min(evals, 2) :]))
-    if count < evals or end <= low + margin or not above[-1]:
+    if len(values) - 1 - best < evals or end <= low + margin or not above[-1]:
         return None
-    return Rise(best, best + int(np.argmax(above[best:])), (end - low) / max(abs(low), 1e-12), count)
+    return Rise(best, best + int(np.argmax(above[best:])), (end - low) / max(abs(low), 1e-12))
 
 
 def _train_falls(evidence: Evidence, since: int) -> tuple[float, float] | Missing | None:
@@ -69,8 +67,8 @@ def _train_falls(evidence: Evidence, since: int) -> tuple[float, float] | Missin
 def eval_rises(evidence: Evidence, *, rise: float, errors: float, evals: int, accuracy: str) -> Answer:
     """Evaluation losses leave their minimum for good while the training loss goes on falling.
 
-    rise: least rise as a fraction of the minimum; errors: and in standard deviations of the evaluation noise; evals: so
-    many evaluations must lie above the margin. With several evaluation sets at least half of them must rise.
+    rise: least rise at the end, as a fraction of the minimum; errors: and in standard deviations of the evaluations;
+    evals: so many evaluations must follow the best one. With several evaluation sets at least half of them must rise.
     accuracy: "falls" asks that a logged evaluation accuracy is not better at the end than at the best loss.
     """
     sets = [s for s in _losses(evidence) if not _OLD_TASK.search(s.tag)] or _losses(evidence)

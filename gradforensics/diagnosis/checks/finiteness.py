@@ -5,16 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from gradforensics import signals
-from gradforensics.diagnosis.checks.loss import descending_loss, lasting_bad
+from gradforensics.diagnosis.checks.loss import descending_loss, lasting_bad, of_trainer
 from gradforensics.diagnosis.vocabulary import Answer, Fact, Hit, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
 _COARSE = 1e-3  # a loss printed with fewer than three decimals may show 0 without being near it
-
-
-def _of_trainer(evidence: Evidence) -> bool:
-    """Whether the Hugging Face Trainer wrote this record; it logs a masked loss (logging_nan_inf_filter)."""
-    return any(s.reader in ("hf-trainer-state", "llamafactory-log") for s in evidence.sources)
 
 
 def _by_attempt(evidence: Evidence) -> list[tuple[dict[str, Fact], Series | None, Series | None]]:
@@ -245,7 +240,7 @@ def loss_exactly_zero(evidence: Evidence, *, points: int, before: float, log: st
 
     log: "trainer" judges only logs of the Hugging Face Trainer, which masks NaN in this way; "any" all others too.
     """
-    if log == "trainer" and not _of_trainer(evidence):
+    if log == "trainer" and not of_trainer(evidence):
         return Missing("a log of the Hugging Face Trainer")
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
@@ -268,8 +263,8 @@ def loss_always_zero(evidence: Evidence) -> Answer:
     loss, lr = descending_loss(evidence), evidence.series("lr")
     if isinstance(loss, Missing) or lr is None:
         return loss if isinstance(loss, Missing) else Missing("series:lr")
-    if not _of_trainer(evidence):
-        return Missing("a log of the Hugging Face Trainer")
+    if not of_trainer(evidence):
+        return Missing("a log of the Hugging Face Trainer")  # it masks NaN so (logging_nan_inf_filter)
     if (loss.values != 0).any() or not (lr.good.values > 0).any():
         return []
     return [hit_at(loss, 0, points=len(loss))]

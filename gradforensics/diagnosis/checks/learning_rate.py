@@ -39,10 +39,10 @@ def lr_identically_zero(evidence: Evidence, *, share: float) -> Answer:
     lr = _rates(evidence)
     if isinstance(lr, Missing):
         return lr
-    for key in evidence.keys("lr"):
-        stored = evidence.frames[key].frame["value"].drop_nulls()
-        if (stored != 0).any():
-            return []
+    if any((evidence.frames[key].frame["value"] != 0).any() for key in evidence.keys("lr")):
+        return []
+    if _another_group_trains(evidence, lr):
+        return []
     if lr.resolution > 0:
         return Missing("series:lr with more digits (it is printed as 0 to the last digit)")
     span = evidence.steps or (0, 0)

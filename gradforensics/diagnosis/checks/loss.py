@@ -19,7 +19,7 @@ _NOT_DESCENDING = re.compile(
     r"|Loss/[DG](?:/|$)",
     re.IGNORECASE,
 )
-_TOKEN_READERS = frozenset({"hf-trainer-state", "llamafactory-log"})
+_TRAINER_READERS = frozenset({"hf-trainer-state", "llamafactory-log"})
 _TOKEN_SETTINGS = ("vocab_size", "unigram_entropy")
 _TOKEN_MODELS = re.compile(r"CausalLM|LMHead|ConditionalGeneration|MaskedLM|CAUSAL_LM|SEQ_2_SEQ_LM")
 
@@ -36,39 +36,46 @@ def descending_loss(evidence: Evidence) -> Series | Missing:
     return series.good
 
 
-def _left(loss: Series, noise: float, rise: float, share: float) -> signals.Departure | None:
-    """A lasting departure over `share` of the record, or a late one to more than twice the best and the first level."""
-    found = signals.departure(loss.steps, loss.values, noise, rise)
+def _left(loss: Series, noise: float, rise: float, share: float, times: float, far: float) -> signals.Departure | None:
+    """A lasting departure over `share` of the record.
+
+    A quarter of that (10 points at least) will do for one that ends at more than `times` the best and the first level.
+    """
+    found = signals.departure(loss.steps, loss.values, noise, rise, far)
     if found is None:
         return None
-    late = found.points >= 10 and found.share >= share / 4 and found.end > 2 * max(found.best, found.initial) > 0
+    late = found.points >= 10 and found.share >= share / 4 and found.end > times * max(found.best, found.initial) > 0
     return found if found.share >= share or late else None
 
 
 @check(needs=["series:loss:points>=20"], facts=["best", "level", "rise", "best_step"])
-def left_best_level(evidence: Evidence, *, noise: float, rise: float, share: float) -> Answer:
+def left_best_level(evidence: Evidence, *, noise: float, rise: float, share: float, times: float, far: float) -> Answer:
     """The loss rose far above its best level and stayed there for at least `share` of the record."""
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
-    found = _left(loss, noise, rise, share)
+    found = _left(loss, noise, rise, share, times, far)
     return [_departure_hit(loss, found)] if found else []
 
 
 @check(needs=["series:loss:points>=20"], facts=["best", "level", "rise", "best_step", "initial"])
-def left_far_above_its_start(evidence: Evidence, *, noise: float, rise: float, share: float, times: float) -> Answer:
+def left_far_above_its_start(
+    evidence: Evidence, *, noise: float, rise: float, share: float, times: float, far: float
+) -> Answer:
     """As left_best_level, and the record ends at `times` its first level: worse than no training at all."""
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
-    found = _left(loss, noise, rise, share)
+    found = _left(loss, noise, rise, share, times, far)
     if found is None or found.initial <= 0 or found.end < times * found.initial:
         return []
     return [_departure_hit(loss, found, initial=found.initial)]
 
 
 @check(needs=["series:loss:points>=20", "series:lr"], facts=["best", "level", "rise", "best_step", "lr", "peak_lr"])
-def left_best_level_at_high_lr(evidence: Evidence, *, noise: float, rise: float, share: float, high: float) -> Answer:
+def left_best_level_at_high_lr(
+    evidence: Evidence, *, noise: float, rise: float, share: float, times: float, far: float, high: float
+) -> Answer:
     """As left_best_level, at `high` of the peak learning rate or more, and the loss rose above its first level.
 
     A rate that is too high makes a model worse than it began; a change of the data or of the objective rarely does.
@@ -76,7 +83,7 @@ def left_best_level_at_high_lr(evidence: Evidence, *, noise: float, rise: float,
     loss, lr = descending_loss(evidence), evidence.series("lr")
     if isinstance(loss, Missing) or lr is None:
         return loss if isinstance(loss, Missing) else Missing("series:lr")
-    found = _left(loss, noise, rise, share)
+    found = _left(loss, noise, rise, share, times, far)
     if found is None or found.peak <= found.initial or not len(lr.good):
         return []
     peak = float(lr.good.values.max())
@@ -103,7 +110,7 @@ def _departure_hit(loss: Series, found: signals.Departure, **more: Fact) -> Hit:
     facts=["best", "level", "rise", "best_step", "norm_before", "norm_peak"],
 )
 def left_best_level_with_gradient(
-    evidence: Evidence, *, noise: float, rise: float, share: float, factor: float
+    evidence: Evidence, *, noise: float, rise: float, share: float, times: float, far: float, factor: float
 ) -> Answer:
     """As left_best_level, and from its best on the gradient norm rose to `factor` times its lowest level before."""
     loss, norm = descending_loss(evidence), evidence.series("grad_norm")
@@ -111,7 +118,7 @@ def left_best_level_with_gradient(
         return loss
     if norm is None or len(norm.good) < 20:
         return Missing("series:grad_norm:points>=20")
-    found = _left(loss, noise, rise, share)
+    found = _left(loss, noise, rise, share, times, far)
     if found is None:
         return []
     level = signals.rolling_median(norm.good.values, 3)
@@ -175,12 +182,12 @@ def bounces(evidence: Evidence, *, correlation: float, amplitude: float, points:
     return []
 
 
-_STEEP = 10.0
-
-
 @check(needs=["series:loss:points>=4"], facts=["best", "last", "growth", "first_bad"])
-def rises_to_nonfinite(evidence: Evidence, *, growth: float, points: int) -> Answer:
-    """Before the first lasting NaN or infinity the loss had risen to `growth` times its best over `points` points."""
+def rises_to_nonfinite(evidence: Evidence, *, growth: float, points: int, steep: float) -> Answer:
+    """Before the first lasting NaN or infinity the loss had risen to `growth` times its best over `points` points.
+
+    A rise to `steep` times its best needs only three points.
+    """
     for loss in evidence.attempts("loss"):
         start = lasting_bad(loss)
         if start is None:
@@ -192,8 +199,7 @@ def rises_to_nonfinite(evidence: Evidence, *, growth: float, points: int) -> Ans
         best_index = int(np.argmin(level))
         best, last = float(level[best_index]), float(before.values[-1])
         rising = before.values[best_index:]
-        # a steep rise needs no more than two points, a slow one has to be long
-        if best <= 0 or last < growth * best or len(rising) < (points if last < _STEEP * best else 3):
+        if best <= 0 or last < growth * best or len(rising) < (points if last < steep * best else 3):
             continue
         if float(np.mean(np.diff(rising) > 0)) < 0.5:
             continue
@@ -225,7 +231,12 @@ def predicts_tokens(evidence: Evidence) -> bool:
         return not architectures or bool(_TOKEN_MODELS.search(architectures))
     if _TOKEN_MODELS.search(f"{evidence.setting('task_type')} {evidence.setting('architectures')}"):
         return True
-    return any(s.reader in _TOKEN_READERS for s in evidence.sources)
+    return of_trainer(evidence)
+
+
+def of_trainer(evidence: Evidence) -> bool:
+    """Whether the Hugging Face Trainer wrote this record."""
+    return any(s.reader in _TRAINER_READERS for s in evidence.sources)
 
 
 def _as_long(evidence: Evidence, name: str, loss: Series) -> bool:

@@ -9,7 +9,6 @@ import numpy as np
 from gradforensics.diagnosis.vocabulary import Answer, Hit, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
-_OPENING = 0.1  # part of the run that an opening search may take where its lines name no scale
 _REST = 10  # logged points without a cut that end the opening search
 
 
@@ -99,11 +98,11 @@ def backoffs_unprovoked(evidence: Evidence, *, rate: float, least: int, grace: i
 
 
 @check(needs=["events:console"], facts=["count", "rate", "steps"])
-def overflow_lines(evidence: Evidence, *, rate: float, least: int, search: float) -> Answer:
+def overflow_lines(evidence: Evidence, *, rate: float, least: int, search: float, opening: float) -> Answer:
     """The console names more than `rate` skipped steps per step for overflow, `least` of them at the least.
 
-    Left out are the opening search (the first lines, each halving the scale of the one before, down to `search`) and
-    overflows right after the scale had been raised.
+    Left out are the opening search (the first lines, each halving the scale of the one before, down to `search`; where
+    no scale is named, those in the first `opening` of the run) and overflows right after the scale had been raised.
     """
     events = evidence.events_of("overflow")
     if evidence.steps is None:
@@ -118,11 +117,9 @@ def overflow_lines(evidence: Evidence, *, rate: float, least: int, search: float
         if was is not None and to is None:  # DeepSpeed's hysteresis: the step is skipped, the scale stays
             continue
         raised = was is not None and last is not None and was > last
-        if to is None:  # lines without scales: what stands in the first steps is the search
-            opening = event.step is None or event.step - evidence.steps[0] <= _OPENING * span
-        else:
-            opening = to >= search
-        searching = searching and not raised and opening
+        since = 0 if event.step is None else event.step - evidence.steps[0]
+        begins = since <= opening * span if to is None else to >= search
+        searching = searching and not raised and begins
         if not searching and not raised:
             unprovoked.append(event)
         last = to if to is not None else last
