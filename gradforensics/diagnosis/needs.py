@@ -82,11 +82,12 @@ def satisfied(need: Need, evidence: Evidence) -> bool:
 
 
 # How to log or save next time what was missing. Keys are a need's name (or, for tables, the table).
+# Needs that differ in their points alone share one line; the report shows the need itself beside it.
 _ADVICE = {
     "loss": "Log the training loss at every step or every few steps.",
-    "lr": "Log the learning rate beside the loss (optimizer.param_groups[0]['lr']).",
-    "grad_norm": "Log the gradient norm that torch.nn.utils.clip_grad_norm_ returns.",
-    "loss_scale": "Log scaler.get_scale() beside the loss.",
+    "lr": "Log the learning rate beside every loss (optimizer.param_groups[0]['lr']).",
+    "grad_norm": "Log, beside every loss, the gradient norm that torch.nn.utils.clip_grad_norm_ returns.",
+    "loss_scale": "Log scaler.get_scale() beside every loss.",
     "console": "Keep the console output of the launch (tee train.log).",
     "kernel": "Keep dmesg (dmesg -T > dmesg.txt) of the hosts.",
     "experiments": "Run the step again and compare; this version has no replay yet.",
@@ -104,15 +105,13 @@ def advice(text: str) -> str:
     if need.kind == "series":
         if need.ranks:
             return f"Log {need.name} on every rank, with the rank in the file name."
-        if need.points > 1 and need.phase == "train":
-            return f"Log {need.name} more often, or train longer: {need.points} points are needed."
         if need.phase == "eval":
             return (
                 "Evaluate on held-out data at regular steps and log the loss."
                 if need.name == "loss"
                 else f"Log {need.name} of the evaluation."
             )
-        return _ADVICE.get(need.name, f"Log {need.name} beside the loss.")
+        return _ADVICE.get(need.name, f"Log {need.name} beside every loss.")
     if need.kind == "settings":
         return f"Keep {need.name} in a configuration file beside the logs, or pass --set {need.name}=VALUE."
     if need.kind in ("events", "experiments"):

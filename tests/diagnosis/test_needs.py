@@ -74,3 +74,8 @@ def test_every_kind_of_need_has_advice():
     ):
         assert needs.advice(text).endswith(".")
     assert needs.advice("a loss that is meant to fall") == ""
+
+
+@pytest.mark.parametrize("series", ["loss", "lr", "loss_scale", "accuracy", "eval/loss"])
+def test_needs_that_differ_in_their_points_alone_share_one_line(series):
+    assert needs.advice(f"series:{series}:points>=10") == needs.advice(f"series:{series}")

@@ -101,7 +101,7 @@ def test_the_matrix_has_a_cell_per_rule_and_every_link_leads_somewhere(report: R
 def test_a_run_without_alarms_says_so(healthy: Diagnosis) -> None:
     text = Page(render(build([healthy], []))).text
     assert "No alarm: 1 rule judged clear on this evidence, 1 not judged." in text
-    assert "Log scaler.get_scale() beside the loss." in text
+    assert "Log scaler.get_scale() beside every loss." in text
     assert "No rule fired." in text
 
 

@@ -28,7 +28,7 @@ HEALTHY = """\
 healthy (steps 1 to 60, 1 attempt)
 No alarm: 1 rule judged clear on this evidence, 1 not judged.
   ended       reached its planned end (log.jsonl:60)
-  not judged  1 of 2 rules. Log scaler.get_scale() beside the loss. (would help to judge GF12)
+  not judged  1 of 2 rules. Log scaler.get_scale() beside every loss. (would help to judge GF12)
 
 0 alarms, 1 clear, 1 not judged
 """
