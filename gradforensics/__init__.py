@@ -4,4 +4,4 @@ __version__ = "0.1.0"
 
 # The commands of this version. Rule files are written for all that the tool will have: a `verify` that needs another
 # command is not offered to a user who could not run it.
-COMMANDS = ("analyze", "rules")
+COMMANDS = ("analyze", "scan", "diff", "rules")

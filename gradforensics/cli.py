@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,18 +15,22 @@ from gradforensics import __version__
 from gradforensics.errors import GradforensicsError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from gradforensics.diagnosis.causes import Diagnosis
     from gradforensics.diagnosis.rules import Rule
-    from gradforensics.report.model import Report
 
 EPILOG = (
     "Exit codes: 0 no proven or probable finding at or above --fail-on; 1 findings; 2 usage error or bad rule file; "
     "3 internal error; 4 no readable training evidence."
 )
+CHECKPOINT_EPILOG = (
+    "Exit codes: 0 no finding; 1 what --fail-on names was found; 2 usage error; 3 internal error; "
+    "4 no readable checkpoint."
+)
 DEFAULT_OUTPUT = "gradforensics-report.html"
+LIMIT_HELP = "Show at most so many tensors of a checkpoint; 0 shows all."
 
 
 @click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -75,6 +80,7 @@ def commands() -> None:
 @click.option(
     "--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True, help="Language of the report's texts."
 )
+@click.option("--no-tensors", is_flag=True, help="List the tensors of checkpoints, but do not read them.")
 @click.option("--force", is_flag=True, help="Overwrite outputs that gradforensics did not write.")
 def analyze(
     paths: Sequence[str],
@@ -85,6 +91,7 @@ def analyze(
     rules_folder: str | None,
     fail_on: str,
     lang: str,
+    no_tensors: bool,
     force: bool,
 ) -> int:
     """Diagnose the training run(s) in PATHS: run directories or single log files.
@@ -95,22 +102,124 @@ def analyze(
 
     from gradforensics.diagnosis.causes import diagnose
     from gradforensics.diagnosis.rules import load_rules
-    from gradforensics.evidence import gather
+    from gradforensics.evidence.gather import gather
+    from gradforensics.report import FORMATS
     from gradforensics.report.model import build
+    from gradforensics.report.targets import targets
+    from gradforensics.report.terminal import render
 
-    if not all(p.strip() for p in paths):
-        raise UsageError("a PATH is empty (an unset variable?)")
-    inputs = [Path(p) for p in paths]
-    targets = _targets(inputs, output, outputs)
+    inputs = _inputs(paths)
+    wanted = [*([("html", output)] if output is not None else []), *_wanted(outputs)]
+    chosen = targets(inputs, wanted, FORMATS, default=("html", DEFAULT_OUTPUT))
     facts, mapped = dict(_pair(s, "--set") for s in settings), dict(_pair(c, "--map") for c in columns)
     rules = load_rules(Path(rules_folder) if rules_folder else None)
     with _Bar() as bar:
-        found = gather(inputs, settings=facts, columns=mapped, progress=bar)
+        found = gather(inputs, settings=facts, columns=mapped, tensors=not no_tensors, progress=bar)
     diagnoses = [diagnose(evidence, rules) for evidence in found]
     sources = list({(s.path, s.sha256): s for evidence in found for s in evidence.sources}.values())
     report = build(diagnoses, sources, language=lang)  # type: ignore[arg-type]  # a click.Choice
-    _deliver(report, targets, force=force)
+    rendered = [(target.path, FORMATS[target.format](report)) for target in chosen]
+    _deliver(rendered, partial(render, report), force=force)
     return _exit_code(diagnoses, fail_on)
+
+
+SCAN_FAILS = ("nonfinite", "damaged", "dangerous")
+
+
+@commands.command(epilog=CHECKPOINT_EPILOG)
+@click.argument("paths", nargs=-1, required=True, type=click.Path())
+@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help=LIMIT_HELP)
+@click.option(
+    "--list", "list_only", is_flag=True, help="List the tensors in the order of the files; read none of them."
+)
+@click.option(
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="FORMAT=PATH",
+    help="An output: json (everything; '-' is stdout) or parquet (the table of tensors). Repeatable.",
+)
+@click.option(
+    "--fail-on",
+    multiple=True,
+    type=click.Choice(SCAN_FAILS),
+    help="Exit with 1 where a tensor of the model or its optimizer holds NaN or infinity, a checkpoint is damaged or "
+    "incomplete, or a pickle would run something dangerous. Repeatable.",
+)
+@click.option(
+    "--names-from-config",
+    is_flag=True,
+    help="Let transformers say in a child process what the parameters that config.json describes are called.",
+)
+@click.option("--force", is_flag=True, help="Overwrite outputs that gradforensics did not write.")
+def scan(
+    paths: Sequence[str],
+    limit: int,
+    list_only: bool,
+    outputs: Sequence[str],
+    fail_on: Sequence[str],
+    names_from_config: bool,
+    force: bool,
+) -> int:
+    """Show what the checkpoints in PATHS hold, their worst tensors first.
+
+    PATHS are checkpoint folders, single files, or folders with many checkpoints. Nothing in them is unpickled or
+    changed.
+    """
+    from gradforensics.evidence import named_checkpoints
+    from gradforensics.report import tensors
+    from gradforensics.report.targets import targets
+
+    inputs = _inputs(paths)
+    if list_only and "nonfinite" in fail_on:
+        raise UsageError("--list reads no tensor: it cannot tell --fail-on nonfinite")
+    chosen = targets(inputs, _wanted(outputs), ("json", "parquet"), binary=("parquet",))
+    rendered: list[tuple[Path | None, str | bytes]] = []
+    with _Bar() as bar:
+        named = named_checkpoints.open_named(inputs, progress=bar)
+        if names_from_config:
+            named_checkpoints.ask_for_names(named)
+        if list_only and not chosen:  # polars takes longer to import than many a checkpoint to list
+            named_checkpoints.name_apart(named)
+            shown = tensors.listed([one.checkpoint for one in named.loaded], limit)
+        else:
+            from gradforensics.checkpoints.measure import survey
+            from gradforensics.report.scan_data import FORMATS
+
+            found = survey(named.loaded, measured=not list_only, compared=False, progress=bar)
+            found.notices += named.notices
+            shown = tensors.listed(found.checkpoints, limit) if list_only else tensors.measured(found, limit)
+            rendered = [(target.path, FORMATS[target.format](found)) for target in chosen]
+    summary = partial(tensors.render, shown, named.notices)
+    _deliver(rendered, summary, force=force)
+    return int(any(tensors.HAS[kind](one) for kind in fail_on for one in shown))
+
+
+@commands.command(epilog=CHECKPOINT_EPILOG)
+@click.argument("first", metavar="A", type=click.Path())
+@click.argument("second", metavar="B", type=click.Path())
+@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help=LIMIT_HELP)
+@click.option(
+    "--output", "outputs", multiple=True, metavar="json=PATH", help="The whole comparison as JSON; '-' is stdout."
+)
+@click.option("--force", is_flag=True, help="Overwrite outputs that gradforensics did not write.")
+def diff(first: str, second: str, limit: int, outputs: Sequence[str], force: bool) -> int:
+    """Compare the checkpoints A and B: what changed, by how much, and what did not.
+
+    A and B are checkpoint folders or files, in any order. Nothing in them is unpickled or changed.
+    """
+    from gradforensics.checkpoints.compare import compare
+    from gradforensics.evidence.named_checkpoints import open_pair
+    from gradforensics.report import difference
+    from gradforensics.report.targets import targets
+
+    inputs = _inputs([first, second])
+    chosen = targets(inputs, _wanted(outputs), difference.FORMATS)
+    with _Bar() as bar:
+        found = compare(*open_pair(*inputs, progress=bar), progress=bar)
+    rendered = [(target.path, difference.FORMATS[target.format](found)) for target in chosen]
+    _deliver(rendered, partial(difference.render, found, limit=limit), force=force)
+    return 0
 
 
 @commands.group()
@@ -184,72 +293,44 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def _targets(inputs: Sequence[Path], output: str | None, outputs: Sequence[str]) -> list[tuple[str, Path | None]]:
-    """(format, path) of every output, None for stdout. Nothing may lie inside the evidence."""
+def _inputs(paths: Sequence[str]) -> list[Path]:
     from pathlib import Path
 
-    from gradforensics.report import FORMATS
-
-    targets: list[tuple[str, Path | None]] = []
-    for text in outputs:
-        name, place = _pair(text, "--output")
-        if name not in FORMATS:
-            raise UsageError(f"--output {text!r}: no format {name!r} ({', '.join(FORMATS)})")
-        if not place:
-            raise UsageError(f"--output {text!r} names no path")
-        targets.append((name, None if place == "-" else Path(place)))
-    if output is not None:
-        targets.insert(0, ("html", None if output == "-" else Path(output)))
-    folders = [i.resolve() for i in inputs if i.is_dir()]
-    for _, path in targets:
-        inside = path and next((f for f in folders if path.resolve().is_relative_to(f)), None)
-        if inside:
-            raise UsageError(
-                f"{path} lies inside the run directory {inside}; nothing is written there, choose another place"
-            )
-        if path and any(path.exists() and path.samefile(i) for i in inputs if i.is_file()):
-            raise UsageError(f"{path} is the evidence itself; choose another place with -o")
-    if output is None and not any(name == "html" for name, _ in targets):
-        targets.insert(0, ("html", _default_output(folders)))
-    written = [p.resolve() for _, p in targets if p]
-    if len(set(written)) < len(written):
-        raise UsageError("two outputs have the same path")
-    if sum(p is None for _, p in targets) > 1:
-        raise UsageError("only one output can go to stdout")
-    return targets
+    if not all(p.strip() for p in paths):
+        raise UsageError("a PATH is empty (an unset variable?)")
+    return [Path(p) for p in paths]
 
 
-def _default_output(folders: Sequence[Path]) -> Path:
-    """The default report in the current folder or, where that lies inside a run directory, beside the run directory."""
-    from pathlib import Path
-
-    here = Path.cwd().resolve()
-    while any(here.is_relative_to(f) for f in folders) and here != here.parent:
-        here = here.parent
-    return Path(DEFAULT_OUTPUT) if here == Path.cwd().resolve() else here / DEFAULT_OUTPUT
+def _wanted(outputs: Sequence[str]) -> list[tuple[str, str]]:
+    return [_pair(text, "--output") for text in outputs]
 
 
-def _deliver(report: Report, targets: Sequence[tuple[str, Path | None]], *, force: bool) -> None:
-    """Render everything, then write everything, then print the summary (to stderr where stdout carries a report)."""
+def _deliver(
+    rendered: Sequence[tuple[Path | None, str | bytes]],
+    summary: Callable[..., str],
+    *,
+    force: bool,
+) -> None:
+    """Write everything, then print the summary (to stderr where stdout carries an output).
+
+    rendered: (path, content), None for stdout. summary: called with color, width and written.
+    """
     import shutil
 
-    from gradforensics.report import FORMATS
-    from gradforensics.report.terminal import render
     from gradforensics.report.write import write
 
-    rendered = [(path, FORMATS[name](report)) for name, path in targets]
     written: list[str] = []
-    for path, text in rendered:
+    for path, content in rendered:
         if path is not None:
-            write(path, text, force=force)
+            write(path, content, force=force)
             written.append(str(path))
-    piped = next((text for path, text in rendered if path is None), None)
+    piped = next((content for path, content in rendered if path is None), None)
     if piped is not None:
         click.echo(piped, nl=False)
     stream = sys.stderr if piped is not None else sys.stdout
     width = shutil.get_terminal_size((100, 24)).columns
     color = stream.isatty() and "NO_COLOR" not in os.environ
-    click.echo(render(report, color=color, width=width, written=written), file=stream, nl=False, color=color)
+    click.echo(summary(color=color, width=width, written=written), file=stream, nl=False, color=color)
 
 
 def _exit_code(diagnoses: Sequence[Diagnosis], fail_on: str) -> int:
@@ -270,6 +351,7 @@ class _Bar:
         self._clock = time.monotonic
         self._start = self._clock()
         self._bar: Any = None
+        self._phase = ""
 
     def __enter__(self) -> _Bar:  # noqa: PYI034  # typing.Self would be imported at every start
         return self
@@ -289,7 +371,10 @@ class _Bar:
             self._bar = (progress, progress.add_task("reading", total=total))
             progress.start()
         progress, task = self._bar
-        progress.update(task, completed=done, total=total, description=what[-40:])
+        if what != self._phase:  # another phase has its own speed
+            self._phase = what
+            progress.reset(task, description=what[-40:], total=total)
+        progress.update(task, completed=done, total=total)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,21 +1,25 @@
 """Every canonical table, and the Evidence that the rest of the tool reads.
 
-A leaf: everybody imports it and it imports nothing of the package. Readers produce `SeriesFrame`, `Setting`, `Event`,
-`Notice` and `Source`; `Evidence` is what one run left behind. Values are null wherever `kind` is not "finite", because
-polars sorts NaN above every number and a rule such as "loss > 10" would fire on it with the wrong story.
+Everybody imports it and it imports nothing of the package but the leaf `notices`. Readers produce `SeriesFrame`,
+`Setting`, `Event`, `Notice` and `Source`; `Evidence` is what one run left behind. Values are null wherever `kind` is
+not "finite", because polars sorts NaN above every number and a rule such as "loss > 10" would fire on it with the wrong
+story.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import polars as pl
+
+from gradforensics.notices import Notice as Notice  # noqa: PLC0414  offered to everybody who imports the tables
+from gradforensics.notices import Progress as Progress  # noqa: PLC0414
 
 Phase: TypeAlias = Literal["train", "eval", "test"]
 StepUnit: TypeAlias = Literal["step", "micro_step", "epoch", "tokens", "samples", "row"]
@@ -48,30 +52,36 @@ TABLES: dict[str, dict[str, Any]] = {
     },
     "checkpoints": {
         "path": pl.String, "format": pl.String, "step": pl.Int64, "complete": pl.Boolean, "bytes": pl.UInt64,
-        "source": pl.String,
+        "source": pl.String, "tensors": pl.Int64, "parameters": pl.Int64, "nonfinite": pl.Int64, "naming": pl.String,
+        "naming_sure": pl.String,
     },
     "tensors": {
         "checkpoint": pl.String, "step": pl.Int64, "rank": pl.UInt32, "placement": pl.String, "role": pl.String,
         "name": pl.String, "dtype": pl.String, "shape": pl.List(pl.Int64), "count": pl.Int64, "nan": pl.Int64,
         "posinf": pl.Int64, "neginf": pl.Int64, "zero": pl.Int64, "one": pl.Int64, "subnormal": pl.Int64,
         "min": pl.Float64, "max": pl.Float64, "mean": pl.Float64, "std": pl.Float64, "l2": pl.Float64,
-        "fingerprint": pl.String,
+        "fingerprint": pl.String, "row_l2_min": pl.Float64, "row_l2_max": pl.Float64, "row_l2_max_index": pl.Int64,
+        "zero_rows": pl.Int64, "key": pl.String, "source": pl.String,
     },
     "moments": {
         "checkpoint": pl.String, "step": pl.Int64, "name": pl.String, "bound_ratio_max": pl.Float64,
         "bound_violations": pl.Int64, "update_rms": pl.Float64, "below_eps": pl.Float64,
-        "v_zero_m_nonzero": pl.Int64,
+        "v_zero_m_nonzero": pl.Int64, "count": pl.Int64, "nonfinite": pl.Int64, "v_negative": pl.Int64,
     },
     "travels": {
         "first_step": pl.Int64, "step": pl.Int64, "name": pl.String, "changed": pl.Float64, "rel_travel": pl.Float64,
         "ratio_mean": pl.Float64, "ratio_std": pl.Float64, "recovered_lr": pl.Float64, "recovered_wd": pl.Float64,
-        "residual": pl.Float64, "grad_l2": pl.Float64, "bound_ratio": pl.Float64,
+        "residual": pl.Float64, "grad_l2": pl.Float64, "bound_ratio": pl.Float64, "count": pl.Int64,
+        "nonfinite": pl.Int64, "lr_error": pl.Float64, "wd_error": pl.Float64, "v_error": pl.Float64,
+        "checkpoint": pl.String,
     },
     "groups": {
         "checkpoint": pl.String, "rank": pl.UInt32, "group": pl.Int64, "lr": pl.Float64, "betas": pl.List(pl.Float64),
         "eps": pl.Float64, "weight_decay": pl.Float64, "names": pl.List(pl.String), "step_min": pl.Int64,
-        "step_max": pl.Int64,
+        "step_max": pl.Int64, "optimizer": pl.String, "momentum": pl.Float64, "values": pl.String,
     },
+    "facts": {"checkpoint": pl.String, "step": pl.Int64, "key": pl.String, "value": pl.String},
+    "calls": {"source": pl.String, "name": pl.String, "danger": pl.Boolean, "arguments": pl.String},
     "batch": {"sample": pl.String, "tokens": pl.Int64, "labels": pl.Int64, "masked": pl.Int64},
     "experiments": {
         "experiment": pl.String, "step": pl.Int64, "quantity": pl.String, "variation": pl.String, "value": pl.Float64,
@@ -92,15 +102,6 @@ class Source:
     sha256: str | None = None
     reader: str | None = None
     remark: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """A reader's remark on a source: a torn line, a column it could not parse."""
-
-    source: str
-    line: int | None
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,7 +455,3 @@ def _events_frame(events: Iterable[Event]) -> pl.DataFrame:
         for e in events
     ]
     return pl.DataFrame(rows, schema=TABLES["events"], orient="row")
-
-
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with (what, done, total) while files are read; the command line draws a bar from it."""

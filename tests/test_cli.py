@@ -185,10 +185,11 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.strip().endswith("[]")
 
 
-def test_an_analysis_imports_neither_torch_nor_scipy(run_of, here):
+def test_an_analysis_of_logs_imports_neither_torch_nor_scipy_nor_what_opens_checkpoints(run_of, here):
     code = (
         "import sys; from gradforensics.cli import main; main(['analyze', sys.argv[1]]);"
-        "print(sorted({'torch','scipy','rich','ruamel'} & set(sys.modules)))"
+        "heavy = {'torch','scipy','rich','ruamel','gradforensics.checkpoints.load','gradforensics.untrusted.pickles'};"
+        "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(run_of(GOOD))], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
@@ -205,7 +206,7 @@ def test_every_command_has_help_and_is_in_the_readme(capsys):
             else:
                 assert " ".join(["gradforensics", *path, name]) in readme
                 for parameter in command.params:
-                    if parameter.opts[0].startswith("-") and name == "analyze":
+                    if parameter.opts[0].startswith("-") and name in ("analyze", "scan", "diff"):
                         assert parameter.opts[-1] in readme, f"{parameter.opts} is not in the README"
 
     walk(commands, [])
@@ -213,6 +214,20 @@ def test_every_command_has_help_and_is_in_the_readme(capsys):
 
 def test_the_package_knows_its_commands():
     assert set(commands.commands) == set(COMMANDS)
+
+
+def test_tensors_can_be_listed_without_being_measured(here, run_of, capsys):
+    import struct
+
+    run = run_of(GOOD)
+    (run / "checkpoint-50").mkdir()
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    file = run / "checkpoint-50" / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<f", float("nan")))
+    for option, nonfinite in ([], 1), (["--no-tensors"], None):
+        main(["analyze", str(run), "--output", "json=-", *option])
+        (row,) = json.loads(capsys.readouterr().out)["runs"][0]["checkpoints"]
+        assert (row["path"], row["tensors"], row["nonfinite"]) == ("checkpoint-50", 1, nonfinite)
 
 
 def test_rules_show_and_list(capsys):

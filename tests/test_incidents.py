@@ -9,7 +9,7 @@ import pytest
 
 from gradforensics.diagnosis.causes import diagnose
 from gradforensics.diagnosis.rules import load_rules
-from gradforensics.evidence import gather
+from gradforensics.evidence.gather import gather
 
 RULES = load_rules()
 

@@ -7,7 +7,7 @@ import pytest
 
 from gradforensics.diagnosis.causes import diagnose
 from gradforensics.diagnosis.rules import load_rules
-from gradforensics.evidence import gather
+from gradforensics.evidence.gather import gather
 
 SAMPLES = Path(__file__).parent.parent / "sample_runs"
 NAMES = sorted(p.parent.name for p in SAMPLES.glob("*/expected.toml"))

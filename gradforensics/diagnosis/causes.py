@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import polars as pl
+
 from gradforensics.diagnosis.judge import Verdict, judge
 from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Rule
 from gradforensics.tables import Evidence
@@ -31,7 +33,7 @@ def diagnose(evidence: Evidence, rules: Sequence[Rule]) -> Diagnosis:
     verdicts = tuple(judge(rule, evidence) for rule in rules)
     alarms = [v for v in verdicts if v.alarm]
     edges = tuple((cause.rule.id, effect.rule.id) for cause in alarms for effect in alarms if may_cause(cause, effect))
-    return Diagnosis(evidence, verdicts, _primary(alarms, edges), edges)
+    return Diagnosis(evidence, verdicts, _primary(alarms, edges), edges, _last_good(evidence, alarms))
 
 
 def may_cause(cause: Verdict, effect: Verdict) -> bool:
@@ -45,6 +47,24 @@ def may_cause(cause: Verdict, effect: Verdict) -> bool:
     if cause.onset is None or effect.onset is None or cause.onset <= effect.onset:
         return True
     return cause.onset_after is None or cause.onset_after < effect.onset
+
+
+def _last_good(evidence: Evidence, alarms: Sequence[Verdict]) -> str | None:
+    """The newest checkpoint that is complete, finite and from before every alarm began; None where none is known to be.
+
+    An alarm may have begun right after its last good logged step; without one, at any step before its onset.
+    """
+    table = evidence.table("checkpoints")
+    if table is None:
+        return None
+    good = table.filter(pl.col("complete") & (pl.col("nonfinite") == 0) & (pl.col("parameters") > 0))
+    for alarm in alarms:
+        if alarm.onset is not None:
+            good = good.filter(pl.col("step") < (alarm.onset_after if alarm.onset_after is not None else 0))
+    newest = good.filter(pl.col("step").is_not_null()).sort("step")
+    if newest.height:
+        return str(newest["path"][-1])
+    return str(good["path"][0]) if good.height == 1 and not alarms else None
 
 
 def _primary(alarms: Sequence[Verdict], edges: Iterable[tuple[str, str]]) -> Verdict | None:

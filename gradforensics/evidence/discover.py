@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 
 from gradforensics.errors import UsageError
 from gradforensics.evidence.files import File
-from gradforensics.tables import Notice
+from gradforensics.notices import Notice
 
 _SKIPPED_FOLDERS = frozenset(
     {
@@ -30,15 +30,13 @@ _SKIPPED_FOLDERS = frozenset(
         ".ipynb_checkpoints",
     }
 )
-_LATER = re.compile(
-    r"\.tfevents\.|^events\.out\.tfevents|\.(?:wandb|pt|pth|ckpt|safetensors|bin|distcp|sqlite3?|db|tar|tgz)$|^\.metadata$"
-)
+_LATER = re.compile(r"\.tfevents\.|^events\.out\.tfevents|\.(?:wandb|sqlite3?|db|tgz)$|(?<!\.pth)\.tar$")
 _NO_EVIDENCE = re.compile(
     r"\.(?:py|pyc|pyi|ipynb|sh|bash|c|cc|cpp|cu|cuh|h|hpp|js|ts|css|html?|png|jpe?g|gif|svg|webp|bmp|pdf|mp[34]|wav|flac|avi|mov|"
     r"so|o|a|dll|exe|whl|model|spm|lock|gitignore|gitattributes|tiff?|md|rst|tex|bib)$"
 )
 # What may hold something of a training, but nothing that this version reads: counted in one notice per suffix.
-_DATA = re.compile(r"\.(npy|npz|pkl|pickle|parquet|arrow|h5|hdf5|mat|lmdb|mdb|zip|7z|xz|bz2|zst|onnx|pb|tflite|gguf)$")
+_DATA = re.compile(r"\.(npy|npz|parquet|arrow|h5|hdf5|mat|lmdb|mdb|zip|7z|xz|bz2|zst|onnx|pb|tflite|gguf)$")
 
 
 @dataclass
@@ -55,8 +53,11 @@ class Root:
     label: str = ""
 
 
-def discover(paths: Sequence[Path], columns: Mapping[str, str]) -> list[Root]:
-    """Everything that could be evidence, per input. Files named one by one count as one input per directory."""
+def discover(paths: Sequence[Path], columns: Mapping[str, str], *, labelled: bool = False) -> list[Root]:
+    """Everything that could be evidence, per input. Files named one by one count as one input per directory.
+
+    labelled: whether the only input has a label too, the name of its directory.
+    """
     folders: list[Path] = []
     named: dict[Path, dict[Path, str]] = {}
     roots: list[Root] = []
@@ -77,7 +78,7 @@ def discover(paths: Sequence[Path], columns: Mapping[str, str]) -> list[Root]:
     for root in roots:
         mine = list(named[root.path]) if root.single else [root.path]
         others = [*(f for f in folders if f not in mine), *(f for p, fs in named.items() if p != root.path for f in fs)]
-        root.label = _label(mine, others, single=root.single) if len(roots) > 1 else ""
+        root.label = _label(mine, others, single=root.single, named=labelled) if len(roots) > 1 or labelled else ""
         if root.single:
             root.files = [
                 File(f, root.label + name, f.stat().st_size, alone=True, columns=columns)
@@ -88,9 +89,12 @@ def discover(paths: Sequence[Path], columns: Mapping[str, str]) -> list[Root]:
     return roots
 
 
-def _label(mine: Sequence[Path], others: Sequence[Path], *, single: bool) -> str:
-    """The shortest end of the input's path that no other input shares, with a slash; of files without their names."""
-    depth = 1
+def _label(mine: Sequence[Path], others: Sequence[Path], *, single: bool, named: bool) -> str:
+    """The shortest end of the input's path that no other input shares, with a slash; of files without their names.
+
+    named: of files, too, at least the name of their directory.
+    """
+    depth = 2 if single and named else 1
     while any(
         path.parts[-depth:] == other.parts[-depth:] and depth < len(path.parts) for path in mine for other in others
     ):
@@ -100,7 +104,7 @@ def _label(mine: Sequence[Path], others: Sequence[Path], *, single: bool) -> str
 
 
 def is_later(file: File) -> bool:
-    """Whether only a later version reads files of this kind (event files, checkpoints, databases)."""
+    """Whether only a later version reads files of this kind (event files, databases, archives)."""
     return _LATER.search(file.base) is not None
 
 

@@ -6,16 +6,15 @@ import codecs
 import gzip
 import hashlib
 import io
-import os
 import re
-import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+
+from gradforensics.untrusted.files import open_regular
 
 HASH_LIMIT = 64 << 20
 HEAD_BYTES = 64 << 10
@@ -33,15 +32,6 @@ _BOMS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; OSError for anything else (a pipe would block for ever)."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError("not a regular file")
-    return os.fdopen(descriptor, "rb")
 
 
 @dataclass(eq=False)

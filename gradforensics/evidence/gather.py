@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from gradforensics.checkpoints.discover import may_be_beside, may_be_part
 from gradforensics.errors import NoEvidenceError
-from gradforensics.evidence import grouping, names
+from gradforensics.evidence import checkpoints, grouping, names
 from gradforensics.evidence import settings as configuration
 from gradforensics.evidence.discover import Root, discover, is_later
 from gradforensics.evidence.endings import ending_of
@@ -19,11 +20,19 @@ from gradforensics.evidence.grouping import Group, Piece
 from gradforensics.evidence.readers import READERS, Reader
 from gradforensics.evidence.rows import Reading, Track
 from gradforensics.tables import Evidence, Notice, Progress, SeriesFrame, SeriesKey, Setting, Source
+from gradforensics.untrusted.files import RefusedError, RegularFile
+
+if TYPE_CHECKING:
+    from gradforensics.checkpoints.load import Loaded
+    from gradforensics.evidence.flight_recorder import Dump
 
 _COUNTS = (
     "What would count: trainer_state.json, trainer_log.jsonl, a CSV or JSON-lines file with a loss or another metric "
-    "per step, or a console log with training lines. --map COLUMN=SERIES names a column that was not recognised."
+    "per step, a console log with training lines, or a checkpoint. --map COLUMN=SERIES names a column that was not "
+    "recognised."
 )
+_DUMPS = frozenset({"", ".pkl", ".pickle", ".json"})
+_DUMP_MARKS = (b"pg_config", b"pg_status", b"nccl_version", b"comm_lib_version", b"entries")
 _TEXTS = frozenset(
     {".json", ".jsonl", ".csv", ".tsv", ".log", ".txt", ".out", ".err", ".yaml", ".yml", ".toml", ".stdout", ".stderr"}
 )
@@ -34,13 +43,14 @@ def gather(
     *,
     settings: Mapping[str, Any] | None = None,
     columns: Mapping[str, str] | None = None,
+    tensors: bool = True,
     progress: Progress | None = None,
 ) -> list[Evidence]:
     """The evidence of every run in `paths` (directories or files), in the order of their names.
 
     settings: the user's --set, applied to every run; columns: the user's --map, raw column name -> series name,
-    optionally with a phase ("eval/loss"). Raises NoEvidenceError where nothing speaks of a training and UsageError for
-    paths that do not exist.
+    optionally with a phase ("eval/loss"); tensors: whether those of checkpoints are measured or only listed. Raises
+    NoEvidenceError where nothing speaks of a training and UsageError for paths that do not exist.
     """
     columns = {key.strip(): value.strip() for key, value in (columns or {}).items()}
     names.check_mapping(columns)
@@ -58,7 +68,8 @@ def gather(
             done += 1
             if progress is not None:
                 progress("reading", done, total)
-        found += part.runs(given)
+        part.checkpoints(progress)
+        found += part.runs(given, tensors=tensors, progress=progress)
     if not found:
         raise NoEvidenceError(_nothing(looked, paths))
     _distinct(found)
@@ -80,6 +91,9 @@ class _Looked:
         self.sources: dict[str, Source] = {}
         self.notices: list[Notice] = list(root.notices)
         self.later: dict[str, str] = {}
+        self.stored: list[File] = []
+        self.loaded: list[Loaded] = []
+        self.dumps: list[Dump] = []
 
     def file(self, file: File) -> None:
         """Read one file, or say why it was not read."""
@@ -93,13 +107,20 @@ class _Looked:
             file.__dict__.pop("head", None)
 
     def _file(self, file: File) -> None:
+        if self._dump(file):
+            return
+        if may_be_part(file.name) and not (file.base == "training_args.bin" and file.is_text):
+            self.stored.append(file)
+            return
         if not file.size:
             self._unread(file, "empty file")
             return
+        if may_be_beside(file.name):
+            self.stored.append(file)
         if file.is_lfs_pointer:
             self._unread(file, "only a git-LFS pointer: the content was not fetched (git lfs pull)")
             return
-        if is_later(file) and not (file.base == "training_args.bin" and file.is_text):
+        if is_later(file):
             self._source(file, None, f"this version does not read {_kind(file)}")
             self.later[file.name] = _kind(file)
             return
@@ -119,6 +140,22 @@ class _Looked:
                 return
         if file.alone:
             self._unread(file, "no reader knows this content")
+
+    def _dump(self, file: File) -> bool:
+        """Whether the file is a dump of PyTorch's Flight Recorder, which is then read."""
+        if file.suffix not in _DUMPS or not any(mark in file.head for mark in _DUMP_MARKS):
+            return False
+        from gradforensics.evidence import flight_recorder  # noqa: PLC0415  loaded only where there may be a dump
+
+        if not flight_recorder.looks_like_one(file.name, file.head):
+            return False
+        try:
+            self.dumps.append(flight_recorder.read_dump(RegularFile(file.path, file.name, file.size)))
+        except RefusedError as error:
+            self._unread(file, f"not read: {error}")
+        else:
+            self._source(file, "flight-recorder", "")
+        return True
 
     def _claim(self, file: File, reader: str, reading: Reading) -> None:
         self._source(file, reader, "")
@@ -140,23 +177,70 @@ class _Looked:
             remark = "; ".join(filter(None, (remark, f"larger than {HASH_LIMIT >> 20} MB: no sha256")))
         self.sources[file.name] = Source(file.name, file.size, digest, reader, remark)
 
+    def checkpoints(self, progress: Progress | None) -> None:
+        """Open the checkpoints among the files that no reader of logs took."""
+        if not any(may_be_part(file.name) for file in self.stored):
+            return
+        self.loaded = checkpoints.open_checkpoints(self.stored, progress)
+        readers = {name: one.checkpoint for one in self.loaded for name in one.checkpoint.files}
+        for file in self.stored:
+            checkpoint = readers.get(file.name)
+            if file.name in self.sources:
+                continue
+            try:
+                if checkpoint is not None:
+                    unread = file.name in checkpoint.unread
+                    self._source(file, None if unread else f"checkpoint ({checkpoint.format})", "")
+                elif may_be_part(file.name):
+                    self._unread(file, "no reader knows this content")
+            except OSError as error:
+                self._source(file, None, f"not read: {error.strerror or error}", hashed=False)
+
     # -- runs --------------------------------------------------------------------------------------------------------
 
-    def runs(self, given: Sequence[Setting]) -> list[Evidence]:
+    def runs(self, given: Sequence[Setting], *, tensors: bool, progress: Progress | None) -> list[Evidence]:
         """The evidence of every run of this input."""
-        groups = grouping.group(self.pieces, str(self.root.path), single=self.root.single, label=self.root.label)
+        groups = grouping.group(self.pieces)
+        stored = checkpoints.assign(self.loaded, groups)
+        dumps = self._assigned_dumps(groups)
         if not groups:
+            self.notices += [n for one in self.loaded for n in one.checkpoint.notices]
             return []
+        grouping.name(groups, str(self.root.path), single=self.root.single, label=self.root.label)
         mine = {id(g): [p.file.name for p in g.pieces] for g in groups}
+        for identity, those in stored.items():
+            mine[identity] += [name for one in those for name in one.checkpoint.files]
         claimed = {name for names_ in mine.values() for name in names_}
         for name in [*self.sources, *(n.source for n in self.notices)]:
             if name not in claimed:
                 claimed.add(name)
                 for found in grouping.nearest(PurePosixPath(name).parent, groups)[:1]:
                     mine[id(found)].append(name)
-        return [self._evidence(g, set(mine[id(g)]), given) for g in sorted(groups, key=lambda g: g.name)]
+        for identity, left in dumps.items():
+            mine[identity] += [dump.name for dump in left]
+        runs: list[Evidence] = []
+        for one in sorted(groups, key=lambda g: g.name):
+            evidence = self._evidence(one, set(mine[id(one)]), given, dumps.get(id(one), []))
+            if stored.get(id(one)):
+                checkpoints.attach(evidence, stored[id(one)], measured=tensors, progress=progress)
+            runs.append(evidence)
+        return runs
 
-    def _evidence(self, found: Group, sources: set[str], given: Sequence[Setting]) -> Evidence:
+    def _assigned_dumps(self, groups: list[Group]) -> dict[int, list[Dump]]:
+        """The Flight Recorder dumps of every run, by id() of its group; where no run is near, they are one."""
+        found: dict[int, list[Dump]] = {}
+        own: list[Group] = []
+        for dump in self.dumps:
+            folder = PurePosixPath(dump.name).parent
+            near = grouping.around(folder, groups) or own
+            if not near:
+                own.append(Group(folder, []))
+                near = own
+            found.setdefault(id(near[0]), []).append(dump)
+        groups += own
+        return found
+
+    def _evidence(self, found: Group, sources: set[str], given: Sequence[Setting], dumps: Sequence[Dump]) -> Evidence:
         evidence = Evidence(found.name)
         evidence.sources = [s for s in self.sources.values() if s.path in sources]
         evidence.notices = [*self._later_notices(sources), *(n for n in self.notices if n.source in sources)]
@@ -166,6 +250,11 @@ class _Looked:
             evidence.settings = [*given, *(s for part in stated for s in part)]
         heard = [p.reading.events for p in found.pieces if p.reading.events is not None]
         evidence.events = [e for part in heard for e in part] if heard else None
+        if dumps:
+            from gradforensics.evidence import flight_recorder  # noqa: PLC0415  loaded only where there is a dump
+
+            evidence.events = [*(evidence.events or []), *flight_recorder.analyse(dumps)]
+            evidence.notices += [Notice(source, None, text) for source, text in flight_recorder.notices(dumps)]
         _add_series(evidence, found)
         evidence.ending = ending_of(evidence, found.pieces)
         return evidence
@@ -324,7 +413,7 @@ def _kind(file: File) -> str:
         ".tar": "archives",
         ".tgz": "archives",
     }
-    return kinds.get(file.suffix, "checkpoint files")
+    return kinds.get(file.suffix, "files of this kind")
 
 
 def _nothing(looked: Sequence[_Looked], paths: Sequence[Path]) -> str:

@@ -87,8 +87,8 @@ class Group:
     chain: list[Piece] = field(default_factory=list)
 
 
-def group(pieces: list[Piece], root_name: str, *, single: bool, label: str = "") -> list[Group]:
-    """The runs of one input, each with the files that belong to it; `label`: what the names of its files begin with."""
+def group(pieces: list[Piece]) -> list[Group]:
+    """The runs of one input, each with the files that belong to it."""
     _fold(pieces)
     groups: list[Group] = []
     for folder in sorted({p.folder for p in pieces}, key=str):
@@ -98,7 +98,6 @@ def group(pieces: list[Piece], root_name: str, *, single: bool, label: str = "")
     anchored = {id(g): len(g.pieces) for g in groups}
     for piece in sorted(loose, key=lambda p: -len(p.folder.parts)):
         _attach(piece, groups, anchored)
-    _name(groups, root_name, label.rstrip("/"), single=single)
     return groups
 
 
@@ -115,16 +114,26 @@ def nearest(folder: PurePosixPath, groups: list[Group]) -> list[Group]:
     return [g for g in above if len(g.folder.parts) == deepest] or groups
 
 
+def around(folder: PurePosixPath, groups: list[Group]) -> list[Group]:
+    """The groups of a folder, else below it, else of the closest folder above: `nearest` without a last resort."""
+    related = [g for g in groups if g.folder.is_relative_to(folder) or folder.is_relative_to(g.folder)]
+    return nearest(folder, related)
+
+
+def folded(folder: PurePosixPath) -> PurePosixPath:
+    """The folder of the run that a folder of a checkpoint or of a rank belongs to."""
+    while folder.parts and (_CHECKPOINT.match(folder.name.lower()) or _RANK.fullmatch(folder.name.lower())):
+        folder = folder.parent
+    return folder
+
+
 # -- folders ---------------------------------------------------------------------------------------------------------
 
 
 def _fold(pieces: list[Piece]) -> None:
     """Checkpoint folders belong to the folder above them, folders of logs do where that holds evidence itself."""
     for piece in pieces:
-        while piece.folder.parts and (
-            _CHECKPOINT.match(piece.folder.name.lower()) or _RANK.fullmatch(piece.folder.name.lower())
-        ):
-            piece.folder = piece.folder.parent
+        piece.folder = folded(piece.folder)
     homes = {p.folder for p in pieces}
     for piece in pieces:
         if piece.folder.name.lower() in _LOG_FOLDERS and piece.folder.parent in homes and piece.folder.parts:
@@ -308,12 +317,14 @@ def _speaks(piece: Piece) -> bool:
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-def _name(groups: list[Group], root_name: str, label: str, *, single: bool) -> None:
+def name(groups: list[Group], root_name: str, *, single: bool, label: str = "") -> None:
+    """Name the runs of one input after their folders; `label`: what the names of its files begin with."""
     root = PurePosixPath(root_name)
+    label = label.rstrip("/")
     for found in groups:
         siblings = [g for g in groups if g.folder == found.folder]
         folder = label if found.folder == PurePosixPath(".") else str(found.folder)
-        if single or len(siblings) > 1:
+        if found.pieces and (single or len(siblings) > 1):
             found.name = f"{folder}/{found.pieces[0].stem}".lstrip("/")
         elif label:
             found.name = folder

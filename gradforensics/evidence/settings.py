@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gradforensics.errors import UsageError
@@ -180,6 +181,18 @@ def _yaml_value(node: Any, depth: int = 0) -> Any:
         except ValueError:
             return text
     return text or str(node.tag).rpartition(":")[2]
+
+
+def from_checkpoint(given: Iterable[tuple[str, Any, str]]) -> list[Setting]:
+    """Settings (name, value, file) that the run itself saved in its checkpoints, each once; unset ones are left out."""
+    seen: set[tuple[str, str]] = set()
+    found: list[Setting] = []
+    for name, value, source in given:
+        if value is None or (name, repr(value)) in seen:
+            continue
+        seen.add((name, repr(value)))
+        found += [replace(setting, origin="runtime") for setting in _canonical(name, value, None, source)]
+    return found
 
 
 def parse_value(text: Any) -> Any:

@@ -37,7 +37,12 @@ def data(report: Report) -> dict[str, Any]:
 
 def render(report: Report) -> str:
     """The report as JSON text."""
-    text = json.dumps(data(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return text_of(data(report))
+
+
+def text_of(plain_data: Any) -> str:
+    """Plain data as JSON text."""
+    text = json.dumps(plain_data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate becomes its own JSON escape, \\udc80
 
 
@@ -54,6 +59,8 @@ def _run(run: RunReport) -> dict[str, Any]:
         "series": [plain(asdict(row)) for row in run.series],
         "settings": [plain(asdict(row)) for row in run.settings],
         "notices": [asdict(notice) for notice in run.notices],
+        "checkpoints": None if run.checkpoints is None else [plain(asdict(row)) for row in run.checkpoints.rows],
+        "calls": [asdict(call) for call in run.checkpoints.calls] if run.checkpoints else [],
     }
 
 

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from gradforensics.report import svg
 from gradforensics.report.charts import Chart
+from gradforensics.report.checkpoint_pieces import CheckpointPieces
 from gradforensics.report.model import Report
 from gradforensics.report.pieces import Pieces, tag, visible
 from gradforensics.report.words import Words, ordered_chain, shorten
@@ -48,6 +49,7 @@ def _policy() -> str:
 def render(report: Report) -> str:
     """The whole page."""
     words = Words(report.language)
+    pieces = Pieces(words)
     drawn = 0
 
     def draw(charts: tuple[Chart, ...]) -> Markup:
@@ -65,7 +67,8 @@ def render(report: Report) -> str:
         .render(
             report=report,
             w=words,
-            p=Pieces(words),
+            p=pieces,
+            c=CheckpointPieces(pieces),
             draw=draw,
             ordered_chain=ordered_chain,
             title=shorten(_title(report, words), 200),

@@ -14,6 +14,7 @@ from gradforensics.diagnosis.judge import Outcome, Verdict
 from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Language, LookAlike, Severity, Strength
 from gradforensics.diagnosis.vocabulary import Fact
 from gradforensics.report.charts import TIMELINE_POINTS, Chart, timeline, zooms
+from gradforensics.report.checkpoints import Checkpoints, checkpoints
 from gradforensics.tables import Ending, Evidence, Notice, SeriesFrame, Source
 
 TOOL = f"gradforensics {__version__}"
@@ -140,6 +141,7 @@ class RunReport:
     series: tuple[SeriesRow, ...]
     settings: tuple[SettingRow, ...]
     notices: tuple[Notice, ...]
+    checkpoints: Checkpoints | None = None
     timeline: tuple[Chart, ...] = field(default=(), compare=False)
 
     @property
@@ -202,6 +204,7 @@ def _run(diagnosis: Diagnosis, language: Language, points: int) -> RunReport:
         series=_series(evidence),
         settings=tuple(_settings(evidence)),
         notices=tuple(evidence.notices),
+        checkpoints=checkpoints(evidence, diagnosis.last_good_checkpoint),
         timeline=timeline(evidence, weighed, diagnosis.primary, points),
     )
 

@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from gradforensics.report.model import Report, RunReport, VerdictRow
-from gradforensics.report.words import Words, columns, is_command, place, printable
-
-_CODES = {"red": "31;1", "yellow": "33", "green": "32", "dim": "2", "bold": "1", "cyan": "36"}
-
-
-class _Pen:
-    def __init__(self, *, color: bool, width: int, words: Words) -> None:
-        self.color, self.width, self.words = color, max(40, width), words
-        self.lines: list[str] = []
-
-    def paint(self, text: str, colour: str) -> str:
-        return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if self.color and text else text
-
-    def row(self, label: str, text: str, *, wrap: bool = True) -> None:
-        """An indented line with a label, wrapped to the width (not where it is to be copied)."""
-        head = f"  {label}{' ' * (11 - columns(label))} "
-        body = _flat(text)
-        parts = (
-            textwrap.wrap(body, max(20, self.width - columns(head)), break_long_words=False, break_on_hyphens=False)
-            if wrap
-            else [body]
-        )
-        for i, part in enumerate(parts or [""]):
-            self.lines.append((self.paint(head, "dim") if i == 0 else " " * columns(head)) + part)
-
-
-def _flat(text: str) -> str:
-    """One harmless line: no control characters (they could steer the terminal), no line breaks."""
-    return printable(text).replace("\n", " ").replace("\t", " ")
+from gradforensics.report.pen import Pen, flat
+from gradforensics.report.tensors import would_run
+from gradforensics.report.words import Words, is_command, place
 
 
 def render(report: Report, *, color: bool, width: int, written: Sequence[str] = ()) -> str:
     """The summary, ending in a newline. `written`: where the outputs lie."""
-    pen = _Pen(color=color, width=width, words=Words(report.language))
+    pen = Pen(color=color, width=width, words=Words(report.language))
     for index, run in enumerate(report.runs):
         if index:
             pen.lines.append("")
         _run(pen, run)
     pen.lines.append("")
     pen.lines.append(_tally(pen, report))
-    pen.lines += [_flat(pen.words("report_at", path=path)) for path in written]
-    return "\n".join(pen.lines) + "\n"
+    pen.lines += [flat(pen.words("report_at", path=path)) for path in written]
+    return pen.text()
 
 
-def _run(pen: _Pen, run: RunReport) -> None:
+def _run(pen: Pen, run: RunReport) -> None:
     words = pen.words
     pen.lines.append(
-        f"{pen.paint(_flat(run.name), 'bold')} ({words.steps(run)}, {words.count('attempts', run.attempts)})"
+        f"{pen.paint(flat(run.name), 'bold')} ({words.steps(run)}, {words.count('attempts', run.attempts)})"
     )
     if run.primary is None:
         pen.lines.append(pen.paint(words.headline(run), "green" if run.having("clear") else "yellow"))
@@ -64,6 +37,7 @@ def _run(pen: _Pen, run: RunReport) -> None:
     _ending(pen, run)
     if run.last_good_checkpoint:
         pen.row(pen.words("t_last_good"), run.last_good_checkpoint)
+    _danger(pen, run)
     if run.primary is not None:
         if run.primary.fix:
             pen.row(pen.words("t_fix"), run.primary.fix[0])
@@ -72,19 +46,19 @@ def _run(pen: _Pen, run: RunReport) -> None:
     _blind(pen, run)
 
 
-def _finding(pen: _Pen, run: RunReport, verdict: VerdictRow) -> str:
+def _finding(pen: Pen, run: RunReport, verdict: VerdictRow) -> str:
     """One line, such as `train.jsonl:412: GF05 [S1 probable] The loss left ... (step 120)`."""
     shown = [h for h in verdict.hits if h.source]
     first = next((h for h in shown if h.step == verdict.onset), shown[0] if shown else None)
-    where = _flat(place(first.source, first.line) if first else run.name)
+    where = flat(place(first.source, first.line) if first else run.name)
     tag = f"{verdict.severity} {pen.words(verdict.strength or 'suspect')}"
-    text = _flat(verdict.what or verdict.title)
+    text = flat(verdict.what or verdict.title)
     onset = f" ({pen.words('step_n', n=verdict.onset)})" if verdict.onset is not None else ""
     colour = "red" if verdict.alarm else "yellow"
     return f"{pen.paint(where, 'cyan')}: {pen.paint(verdict.rule, colour)} [{tag}] {text}{onset}"
 
 
-def _ending(pen: _Pen, run: RunReport) -> None:
+def _ending(pen: Pen, run: RunReport) -> None:
     ending = run.ending
     text = pen.words(ending.kind)
     if ending.text:
@@ -93,7 +67,17 @@ def _ending(pen: _Pen, run: RunReport) -> None:
     pen.row(pen.words("t_ended"), f"{text} ({where})" if where else text)
 
 
-def _blind(pen: _Pen, run: RunReport) -> None:
+def _danger(pen: Pen, run: RunReport) -> None:
+    """The first pickle that would run something, and how many more there are."""
+    calls = run.checkpoints.dangerous if run.checkpoints else ()
+    if calls:
+        call = would_run(calls[0].name, calls[0].arguments)
+        text = pen.words("t_would_run", call=call, source=calls[0].source)
+        more = f" ({pen.words('and_more', n=len(calls) - 1)})" if len(calls) > 1 else ""
+        pen.row(pen.words("t_danger"), text + more, colour="red")
+
+
+def _blind(pen: Pen, run: RunReport) -> None:
     """What could not be judged, and the line that would help most."""
     blind = run.having("not_judged")
     if not blind:
@@ -109,7 +93,7 @@ def _blind(pen: _Pen, run: RunReport) -> None:
     pen.row(pen.words("t_blind"), text)
 
 
-def _tally(pen: _Pen, report: Report) -> str:
+def _tally(pen: Pen, report: Report) -> str:
     words = pen.words
     alarms = sum(len(r.alarms) for r in report.runs)
     weaker = sum(len(r.findings) for r in report.runs) - alarms

@@ -149,6 +149,55 @@ _WORDS: dict[str, tuple[str, str]] = {
     "notices": ("Notices", "读取说明"),
     "no_notices": ("The readers had nothing to remark.", "读取过程无异常。"),
     "more_rows": ("{n} more are in the JSON report.", "其余 {n} 项见 JSON 报告。"),
+    "checkpoints": ("Checkpoints and optimizer", "检查点与优化器"),
+    "checkpoint": ("Checkpoint", "检查点"),
+    "format": ("Format", "格式"),
+    "complete": ("Complete", "完整"),
+    "yes": ("yes", "是"),
+    "no": ("no", "否"),
+    "not_known": ("unknown", "未知"),
+    "not_measured": ("not measured", "未测量"),
+    "size": ("Size", "大小"),
+    "parameters": ("Parameters", "参数量"),
+    "naming": ("How optimizer states got their names", "优化器状态如何得名"),
+    "named": ("States named", "状态命名"),
+    "names_exact": ("exactly", "文件写明"),
+    "names_confirmed": ("confirmed", "已确认"),
+    "names_likely": ("likely", "很可能"),
+    "names_none": ("no", "否"),
+    "last_good_chip": ("last good", "最后正常"),
+    "worst": (
+        "Tensors that are not finite in {checkpoint}, the first with any",
+        "{checkpoint}（首个含非有限值者）中的非有限张量",
+    ),
+    "tensor": ("Tensor", "张量"),
+    "role": ("Role", "角色"),
+    "type": ("Type and shape", "类型与形状"),
+    "nan": ("NaN", "NaN"),
+    "inf": ("Inf", "Inf"),
+    "elements": ("Elements", "元素数"),
+    "groups": ("Optimizer of {checkpoint}", "{checkpoint} 的优化器"),
+    "group": ("Group", "组"),
+    "group_size": ("Tensors", "张量数"),
+    "optimizer": ("Optimizer", "优化器"),
+    "lr": ("lr", "学习率"),
+    "betas": ("betas", "betas"),
+    "eps": ("eps", "eps"),
+    "weight_decay": ("Weight decay", "权重衰减"),
+    "momentum": ("Momentum", "动量"),
+    "dangerous": ("dangerous", "危险"),
+    "would_run": (
+        "Pickles that would run this when they are loaded; nothing was run here.",
+        "加载这些 pickle 时会执行以下内容；此处未执行任何内容。",
+    ),
+    "imports": ("What the pickles would import besides", "pickle 还会导入的其他内容"),
+    "t_danger": ("danger", "危险"),
+    "t_would_run": (
+        "{call} would run when {source} is unpickled; nothing was run here",
+        "反序列化 {source} 时会执行 {call}；此处未执行任何内容",
+    ),
+    "and_more": ("and {n} more", "另有 {n} 项"),
+    "more": ("And {n} more.", "另有 {n} 项。"),
     "log_scale": ("log scale", "对数坐标"),
     "row": ("row", "行"),
     "epoch": ("epoch", "轮"),
@@ -198,6 +247,35 @@ def number(value: Any) -> str:
     if math.isnan(value):
         return "NaN"
     return f"{value:.6g}"
+
+
+def compact(value: float | None, digits: int = 3) -> str:
+    """A number with few significant digits, NaN spelled out, nothing for None."""
+    if value is None:
+        return ""
+    return "NaN" if math.isnan(value) else f"{value:.{digits}g}"
+
+
+def share(part: int, whole: int) -> str:
+    """A share in percent; 0% and 100% are said only where they are exact."""
+    if not part or not whole:
+        return "0%"
+    if part == whole:
+        return "100%"
+    return "<0.1%" if part < 0.001 * whole else (">99.9%" if part > 0.999 * whole else f"{part / whole:.1%}")
+
+
+def magnitude(value: int) -> str:
+    """A count with the prefix of its size and a space: "4.2 G", to be followed by its unit."""
+    for factor, prefix in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}"
+    return f"{value} "
+
+
+def counted(n: int, what: str) -> str:
+    """An English count: "1 tensor", "1,200 tensors"."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def is_command(text: str) -> bool:

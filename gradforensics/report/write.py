@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
 
 from gradforensics.errors import OutputError
 
+PARQUET_MARK = "written by gradforensics"  # a key of the metadata of every Parquet file that we write
 # One of these stands near the start of every output that we write.
 _MARKS = (b'<meta name="generator" content="gradforensics ', b'"tool": "gradforensics ')
 _HEAD = 2048
+_PARQUET, _FOOTER = b"PAR1", 1 << 16  # the metadata of a Parquet file stands at its end
 
 
-def write(path: Path | str, text: str, *, force: bool = False) -> None:
-    """Write `text` to `path` atomically; raises OutputError.
+def write(path: Path | str, content: str | bytes, *, force: bool = False) -> None:
+    """Write text as UTF-8, or bytes, to `path` atomically; raises OutputError.
 
     An existing file is replaced only if it is empty or one of ours, or with `force`; a device or a pipe is written to.
     """
     target = Path(path)
-    content = text.encode("utf-8", "backslashreplace")  # a lone surrogate stems from an undecodable file name
+    if isinstance(content, str):
+        content = content.encode("utf-8", "backslashreplace")  # a lone surrogate stems from an undecodable file name
     try:
         if target.is_dir():
             raise OutputError(f"{target} is a folder; name a file")
@@ -40,6 +44,9 @@ def write(path: Path | str, text: str, *, force: bool = False) -> None:
 def _ours(path: Path) -> bool:
     with path.open("rb") as stream:
         head = stream.read(_HEAD)
+        if head.startswith(_PARQUET):
+            stream.seek(-min(_FOOTER, stream.seek(0, os.SEEK_END)), os.SEEK_END)
+            return PARQUET_MARK.encode() in stream.read(_FOOTER)
     return not head or any(mark in head for mark in _MARKS)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gradforensics.evidence import gather
+from gradforensics.evidence.gather import gather
 
 
 class Folder:

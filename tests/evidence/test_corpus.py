@@ -1,7 +1,5 @@
 """Public runs with labelled facts, read from beside the checkout where they are."""
 
-# ruff: noqa: E501  lines of logs and files stand here as they are written
-
 import math
 import tomllib
 from pathlib import Path
@@ -10,15 +8,24 @@ import polars as pl
 import pytest
 
 from gradforensics.errors import NoEvidenceError
-from gradforensics.evidence import gather
+from gradforensics.evidence.gather import gather
 
 CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
 RUNS = tomllib.loads((CORPUS / "INDEX.toml").read_text())["run"] if CORPUS.exists() else []
 UNREAD = {  # only formats that this version does not read
-    "checkpoint-fixtures-labelled", "dmesg-xid-119", "flight-recorder-gpu-error", "flight-recorder-lock-gil", "keras-tfevents-v2",
-    "m4-hang-dmesg", "torch-legacy-ddpg", "torch-legacy-dqn", "torch-tiny-traj",
+    "dmesg-xid-119", "keras-tfevents-v2", "m4-hang-dmesg",
 }  # fmt: skip
-WITHOUT_SERIES = {"pl-fish-overfit", "verl-crash-at-start", "verl-not-implemented"}
+WITHOUT_SERIES = {
+    "checkpoint-fixtures-labelled",
+    "flight-recorder-gpu-error",
+    "flight-recorder-lock-gil",
+    "torch-legacy-ddpg",
+    "torch-legacy-dqn",
+    "torch-tiny-traj",
+    "pl-fish-overfit",
+    "verl-crash-at-start",
+    "verl-not-implemented",
+}
 
 pytestmark = pytest.mark.skipif(not RUNS, reason="the labelled corpus is not here")
 

@@ -5,7 +5,7 @@
 import pytest
 
 from gradforensics.errors import NoEvidenceError
-from gradforensics.evidence import gather
+from gradforensics.evidence.gather import gather
 
 
 def frame_of(evidence, name, phase="train"):
@@ -151,7 +151,7 @@ def test_other_tables_are_no_logs(read, text):
 
 def test_any_table_named_by_the_user_is_read(run):
     run.write({"odd.csv": "x,y\n1,2\n3,4\n"})
-    from gradforensics.evidence import gather
+    from gradforensics.evidence.gather import gather
 
     (evidence,) = gather([run.path / "odd.csv"])
     assert (evidence.name, evidence.names("train")) == ("odd", ["x", "y"])

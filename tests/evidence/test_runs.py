@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradforensics.errors import NoEvidenceError, UsageError
-from gradforensics.evidence import gather
+from gradforensics.evidence.gather import gather
 
 
 def csv(points):
@@ -154,7 +154,8 @@ def test_files_that_cannot_be_read_are_notices(run):
         "bin.log": "binary content under the name of a text",
         "bad.log.gz": "no valid gzip data",
         "events.out.tfevents.1.host": "this version does not read TensorBoard event files",
-        "model.pt": "this version does not read checkpoint files (2 such files)",
+        "model.pt": "not read: neither a zip archive nor a pickle: not written by torch.save",
+        "pytorch_model.bin": "not read: no checkpoint by its content",
         "run-1.wandb": "this version does not read W&B files",
         "mlflow.db": "this version does not read databases",
     }
@@ -173,7 +174,7 @@ def test_large_files_are_not_hashed(run):
     source = next(s for s in run.one().sources if s.path == "model.pt")
     assert (source.sha256, source.remark) == (
         None,
-        "this version does not read checkpoint files; larger than 64 MB: no sha256",
+        "larger than 64 MB: no sha256",
     )
 
 
@@ -223,9 +224,10 @@ def test_unreadable_files(run):
 
 def test_a_file_that_vanishes_or_fails_is_a_notice(run, monkeypatch):
     from gradforensics.evidence import files
+    from gradforensics.untrusted import files as untrusted
 
     run.write({"log.csv": csv(POINTS), "secret.log": "x"})
-    whole = files.open_regular
+    whole = untrusted.open_regular
 
     def broken(path):
         if path.name == "secret.log":
@@ -259,13 +261,11 @@ def test_paths_that_do_not_exist():
     ("files", "said"),
     [
         ({}, "among 0 files"),
-        (
-            {"model.pt": b"x", "a.ckpt": b"y"},
-            "only checkpoint files (2 files, such as a.ckpt), which this version does not read",
-        ),
+        ({"model.pt": b"x", "a.ckpt": b"y"}, "a.ckpt: not read: neither a zip archive nor a pickle"),
+        ({"a.db": b"x", "b.sqlite": b"y"}, "only databases (2 files, such as a.db), which this version does not read"),
         ({"events.out.tfevents.1": b"x"}, "only TensorBoard event files (1 file"),
         ({"config.json": '{"learning_rate": 1}'}, "read: config.json (config)"),
-        ({"x.log": "hello\n", "m.pt": b"x"}, "not read by this version: m.pt"),
+        ({"x.log": "hello\n", "m.db": b"x"}, "not read by this version: m.db"),
         ({"trainer_state.json": ""}, "trainer_state.json: empty file"),
     ],
 )
@@ -287,18 +287,18 @@ def test_files_of_ranks_are_one_run(run):
 
 
 def test_many_unread_files_have_one_notice(run):
-    many = {f"checkpoint-{i}/{name}": b"x" for i in range(3) for name in ("model.safetensors", "optimizer.pt")}
+    many = {f"checkpoint-{i}/{name}": b"x" for i in range(3) for name in ("a.wandb", "b.wandb")}
     run.write({"log.csv": csv(POINTS), **many})
     (notice,) = run.one().notices
     assert (notice.source, notice.text) == (
-        "checkpoint-0/model.safetensors",
-        "this version does not read checkpoint files (6 such files)",
+        "checkpoint-0/a.wandb",
+        "this version does not read W&B files (6 such files)",
     )
 
 
 def test_every_run_has_its_own_notice_of_unread_files(run):
-    run.write({f"{r}/{n}": csv(POINTS) if n == "log.csv" else b"x" for r in "ab" for n in ("log.csv", "m.pt", "o.pt")})
-    assert [[n.source for n in e.notices] for e in run.all()] == [["a/m.pt"], ["b/m.pt"]]
+    run.write({f"{r}/{n}": csv(POINTS) if n == "log.csv" else b"x" for r in "ab" for n in ("log.csv", "m.db", "o.db")})
+    assert [[n.source for n in e.notices] for e in run.all()] == [["a/m.db"], ["b/m.db"]]
 
 
 # -- console logs beside the folder of their run -----------------------------------------------------------------------

@@ -1,0 +1,169 @@
+"""Which files of a run directory are checkpoints, and which of them belong to one checkpoint. By names alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Literal, TypeAlias
+
+from gradforensics.untrusted.files import RegularFile
+
+Kind: TypeAlias = Literal["folder", "dcp", "deepspeed", "megatron", "file", "ranks"]
+
+_SUFFIX = re.compile(r"\.(?:pt|pth|ckpt|bin|safetensors|pkl|pickle|pdparams|tar)$|\.pth\.tar$")
+_WEIGHTS = re.compile(
+    r"^(?:model|pytorch_model|adapter_model|diffusion_pytorch_model|consolidated|tf_model|unet|vae)"
+    r"(?:[-_.]\d+(?:-of-\d+)?)?\.(?:safetensors|bin|pt|pth)$|^model-\d+-of-\d+\.safetensors$"
+)
+_INDEX = re.compile(r"\.(?:safetensors|bin)\.index\.json$")
+_STATE = re.compile(
+    r"^(?:optimizer(?:_\d+)?\.(?:pt|bin)|scheduler(?:_\d+)?\.(?:pt|bin)|scaler\.pt|rng_state(?:_\d+)?\.pth|"
+    r"random_states_\d+\.pkl|custom_checkpoint_\d+\.pkl|sampler(?:_\d+)?\.bin|dl_state_dict(?:_\d+)?\.bin)$"
+)
+_BESIDE = re.compile(
+    r"^(?:training_args\.bin|trainer_state\.json|config\.json|adapter_config\.json|metadata\.json|common\.pt)$"
+)
+_DEEPSPEED = re.compile(r"_(?:model|optim)_states\.pt$")
+_MEGATRON = re.compile(r"^mp_rank_\d+(?:_\d+){0,2}$")
+_MEGATRON_FILE = re.compile(r"^(?:model_optim_rng|model_rng|distrib_optim|optim)\.pt$")
+_RANK = re.compile(r"((?:^|[._-])rank[._-]?)(\d{1,6})(?=[._-]|$)")
+_NO_CHECKPOINT = re.compile(
+    r"^(?:vocab|merges|tokenizer|spiece|dataset|data|train|val|valid|test|cache|indices)(?:[-_.]?\d+)?\.(?:bin|pt|pkl)$"
+)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """The files of what may be one checkpoint. path: its folder, or its file where it is one file."""
+
+    path: str
+    kind: Kind
+    files: list[RegularFile] = field(default_factory=list)
+
+
+def may_be_part(name: str) -> bool:
+    """Whether a file of this name can belong to a checkpoint."""
+    base = PurePosixPath(name).name.lower()
+    return (
+        base == ".metadata"
+        or base.endswith(".distcp")
+        or (bool(_SUFFIX.search(base)) and not _NO_CHECKPOINT.match(base))
+    )
+
+
+def may_be_beside(name: str) -> bool:
+    """Whether a file of this name, itself no part of a checkpoint, tells of the one in its folder (an index ...)."""
+    base = PurePosixPath(name).name
+    return bool(_BESIDE.match(base) or _INDEX.search(base))
+
+
+def find(files: Sequence[RegularFile]) -> list[Candidate]:
+    """Every candidate among the files of one input, in the order of their paths; other files are left out."""
+    found: dict[tuple[str, Kind], Candidate] = {}
+    beside: list[RegularFile] = []
+    for file in files:
+        path = PurePosixPath(file.name)
+        base, folder = path.name, path.parent
+        if may_be_beside(file.name):
+            beside.append(file)
+            continue
+        if not may_be_part(file.name):
+            continue
+        home, kind = _home(path, folder, base)
+        found.setdefault((home, kind), Candidate(home, kind)).files.append(file)
+    _attach(found, beside)
+    _merge(found)
+    _ranks(found)
+    return sorted(found.values(), key=lambda c: _natural(c.path))
+
+
+def _home(path: PurePosixPath, folder: PurePosixPath, base: str) -> tuple[str, Kind]:
+    """The folder or file that a file's checkpoint is called after, and its kind."""
+    if base == ".metadata" or base.endswith(".distcp"):
+        return str(folder), "dcp"
+    if _DEEPSPEED.search(base):
+        return str(folder), "deepspeed"
+    if _MEGATRON.match(folder.name) and _MEGATRON_FILE.match(base):
+        return str(folder.parent), "megatron"
+    if _WEIGHTS.match(base.lower()) or _STATE.match(base):
+        return str(folder), "folder"
+    return str(path), "file"
+
+
+def _attach(found: dict[tuple[str, Kind], Candidate], beside: Sequence[RegularFile]) -> None:
+    """Configurations, indices and counters go to the checkpoint of their folder."""
+    for file in beside:
+        folder = str(PurePosixPath(file.name).parent)
+        home = next(
+            (found[key] for key in ((folder, "folder"), (folder, "dcp"), (folder, "deepspeed")) if key in found), None
+        )
+        if home is None and (_INDEX.search(file.name) or _has_deepspeed_below(found, folder)):
+            home = found.setdefault((folder, "folder"), Candidate(folder, "folder"))
+        if home is None and PurePosixPath(file.name).name == "training_args.bin":
+            home = found[file.name, "file"] = Candidate(file.name, "file")  # settings, whether or not weights lie there
+        if home is not None:
+            home.files.append(file)
+
+
+def _has_deepspeed_below(found: dict[tuple[str, Kind], Candidate], folder: str) -> bool:
+    return any(kind == "deepspeed" and str(PurePosixPath(path).parent) == folder for path, kind in found)
+
+
+def _merge(found: dict[tuple[str, Kind], Candidate]) -> None:
+    """Parts that a folder's checkpoint keeps in folders of its own (FSDP, DeepSpeed) are parts of it."""
+    for key in [k for k in found if k[1] in ("dcp", "deepspeed")]:
+        parent = str(PurePosixPath(key[0]).parent)
+        for home in ((key[0], "folder"), (parent, "folder")):
+            if home in found and home != key:
+                found[home].files += found.pop(key).files
+                break
+
+
+def _ranks(found: dict[tuple[str, Kind], Candidate]) -> None:
+    """Files of one folder that are called after ranks and otherwise alike are one checkpoint."""
+    alike: dict[str, list[Candidate]] = {}
+    for candidate in found.values():
+        if candidate.kind == "file" and rank_of(candidate.path) is not None:
+            base = PurePosixPath(candidate.path).name
+            pattern = str(PurePosixPath(candidate.path).parent / _RANK.sub(r"\1*", base))
+            alike.setdefault(pattern, []).append(candidate)
+    for pattern, candidates in alike.items():
+        if len(candidates) > 1:
+            for candidate in candidates:
+                del found[candidate.path, candidate.kind]
+            files = sorted((c.files[0] for c in candidates), key=lambda f: rank_of(f.name) or 0)
+            found[pattern, "ranks"] = Candidate(pattern, "ranks", files)
+
+
+def rank_of(name: str) -> int | None:
+    """The rank that a file is called after (rank0.pt, optim_rank_3.pt), or None."""
+    matched = _RANK.search(PurePosixPath(name).name.lower())
+    return None if matched is None else int(matched[2])
+
+
+_STEP = re.compile(
+    r"(?:^|[/._=-])(?:checkpoint|ckpt|global_?step|steps?|iter|iteration|it|update|train_step)"
+    r"[-_=]?0*(\d+)(?=$|[/._=-])"
+)
+
+
+def step_of(path: str) -> int | None:
+    """The step that a folder or file is called after (checkpoint-500, epoch=0-step=4.ckpt, iter_0000010), or None."""
+    parts = [part for part in reversed(PurePosixPath(path).parts) if part not in (".", "/")]
+    for part in parts[:2]:
+        matched = _STEP.findall(part.lower())
+        if matched:
+            return int(matched[-1])
+    return None
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path)]
+
+
+def is_side_state(name: str) -> bool:
+    """Whether a file of a checkpoint's folder holds neither weights nor an optimizer: random states, schedulers ..."""
+    base = PurePosixPath(name).name
+    return bool(_STATE.match(base)) and not base.startswith("optimizer")

@@ -1,0 +1,1 @@
+"""One module per file format: bytes -> plain data and tensor references."""

@@ -1,0 +1,92 @@
+"""The checkpoints of an input: opened, given to their runs, and turned into tables of the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradforensics.evidence import grouping
+from gradforensics.evidence import settings as configuration
+from gradforensics.evidence.files import File
+from gradforensics.evidence.grouping import Group
+from gradforensics.tables import Evidence, Progress
+from gradforensics.untrusted.files import RegularFile
+
+if TYPE_CHECKING:
+    from gradforensics.checkpoints.load import Loaded
+    from gradforensics.checkpoints.model import Checkpoint
+    from gradforensics.checkpoints.model import Group as ParameterGroup
+    from gradforensics.checkpoints.pairs import Applied
+
+
+def open_checkpoints(files: Sequence[File], progress: Progress | None) -> list[Loaded]:
+    """Every checkpoint among the files of one input, none of its tensors read."""
+    from gradforensics.checkpoints.measure import open_all  # noqa: PLC0415  loaded only where there are checkpoints
+
+    return open_all([RegularFile(f.path, f.name, f.size) for f in files], progress=progress)
+
+
+def speaks_of_training(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is evidence on its own: it holds tensors, or a pickle that would run something."""
+    return bool(checkpoint.tensors or checkpoint.groups) or any(call.danger for call in checkpoint.calls)
+
+
+def assign(loaded: Sequence[Loaded], groups: list[Group]) -> dict[int, list[Loaded]]:
+    """The checkpoints of every run, by id() of its group; where no run is near, a folder of checkpoints is a run."""
+    mine: dict[int, list[Loaded]] = {}
+    own: list[Group] = []
+    for one in loaded:
+        folder = grouping.folded(_folder(one.checkpoint))
+        near = grouping.around(folder, groups) or grouping.around(folder, own)
+        if not near:
+            if not speaks_of_training(one.checkpoint):
+                continue
+            own.append(Group(folder, []))
+            near = own[-1:]
+        mine.setdefault(id(near[0]), []).append(one)
+    groups += own
+    return mine
+
+
+def _folder(checkpoint: Checkpoint) -> PurePosixPath:
+    return PurePosixPath(checkpoint.files[0]).parent if checkpoint.files else PurePosixPath()
+
+
+def attach(
+    evidence: Evidence, loaded: Iterable[Loaded], *, measured: bool, progress: Progress | None
+) -> list[Checkpoint]:
+    """Add the tables, settings and notices of a run's checkpoints; returns them in the order of their steps.
+
+    measured: whether their tensors are read, and not only listed.
+    """
+    from gradforensics.checkpoints.measure import survey  # noqa: PLC0415  loaded only where there are checkpoints
+
+    found = survey(loaded, measured=measured, applied=_applied(evidence), progress=progress)
+    evidence.tables |= found.tables
+    evidence.notices += found.notices
+    settings = configuration.from_checkpoint(item for c in found.checkpoints for item in c.settings)
+    if settings:
+        evidence.settings = [*(evidence.settings or []), *settings]
+    return found.checkpoints
+
+
+def _applied(evidence: Evidence) -> Callable[[int, int, ParameterGroup], Applied | None]:
+    """What the logged learning rate says that a group's steps did: the sum of its rates, the product of its decays."""
+
+    def between(first: int, last: int, group: ParameterGroup) -> Any:
+        from gradforensics.checkpoints.pairs import Applied  # noqa: PLC0415  loaded only where there are checkpoints
+
+        series = evidence.series("lr")
+        if series is None or series.step_unit != "step" or len(series.good) < 2 or group.weight_decay is None:
+            return None
+        good = series.good
+        if good.steps[0] > first + max(1.0, good.cadence) or good.steps[-1] < last - max(1.0, good.cadence):
+            return None
+        rates = np.interp(np.arange(first + 1, last + 1), good.steps, good.values)
+        decay = float(np.prod(1.0 - rates * group.weight_decay))
+        return Applied(float(rates.sum()), decay)
+
+    return between
