@@ -25,10 +25,10 @@ EPILOG = (
     "Exit codes: 0 no proven or probable finding at or above --fail-on; 1 findings; 2 usage error or bad rule file; "
     "3 internal error; 4 no readable training evidence."
 )
-CHECKPOINT_EPILOG = (
-    "Exit codes: 0 no finding; 1 what --fail-on names was found; 2 usage error; 3 internal error; "
-    "4 no readable checkpoint."
+SCAN_EPILOG = (
+    "Exit codes: 0 nothing that --fail-on names; 1 findings; 2 usage error; 3 internal error; 4 no readable checkpoint."
 )
+DIFF_EPILOG = "Exit codes: 0 compared; 2 usage error; 3 internal error; 4 no readable checkpoint."
 DEFAULT_OUTPUT = "gradforensics-report.html"
 LIMIT_HELP = "Show at most so many tensors of a checkpoint; 0 shows all."
 
@@ -126,7 +126,7 @@ def analyze(
 SCAN_FAILS = ("nonfinite", "damaged", "dangerous")
 
 
-@commands.command(epilog=CHECKPOINT_EPILOG)
+@commands.command(epilog=SCAN_EPILOG)
 @click.argument("paths", nargs=-1, required=True, type=click.Path())
 @click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help=LIMIT_HELP)
 @click.option(
@@ -167,13 +167,13 @@ def scan(
     changed.
     """
     from gradforensics.evidence import named_checkpoints
-    from gradforensics.report import tensors
+    from gradforensics.report import BINARY, SCAN_FORMATS, tensors
     from gradforensics.report.targets import targets
 
     inputs = _inputs(paths)
     if list_only and "nonfinite" in fail_on:
         raise UsageError("--list reads no tensor: it cannot tell --fail-on nonfinite")
-    chosen = targets(inputs, _wanted(outputs), ("json", "parquet"), binary=("parquet",))
+    chosen = targets(inputs, _wanted(outputs), SCAN_FORMATS, binary=BINARY)
     rendered: list[tuple[Path | None, str | bytes]] = []
     with _Bar() as bar:
         named = named_checkpoints.open_named(inputs, progress=bar)
@@ -184,18 +184,16 @@ def scan(
             shown = tensors.listed([one.checkpoint for one in named.loaded], limit)
         else:
             from gradforensics.checkpoints.measure import survey
-            from gradforensics.report.scan_data import FORMATS
 
             found = survey(named.loaded, measured=not list_only, compared=False, progress=bar)
             found.notices += named.notices
             shown = tensors.listed(found.checkpoints, limit) if list_only else tensors.measured(found, limit)
-            rendered = [(target.path, FORMATS[target.format](found)) for target in chosen]
-    summary = partial(tensors.render, shown, named.notices)
-    _deliver(rendered, summary, force=force)
+            rendered = [(target.path, SCAN_FORMATS[target.format](found)) for target in chosen]
+    _deliver(rendered, partial(tensors.render, shown, named.notices), force=force)
     return int(any(tensors.HAS[kind](one) for kind in fail_on for one in shown))
 
 
-@commands.command(epilog=CHECKPOINT_EPILOG)
+@commands.command(epilog=DIFF_EPILOG)
 @click.argument("first", metavar="A", type=click.Path())
 @click.argument("second", metavar="B", type=click.Path())
 @click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help=LIMIT_HELP)

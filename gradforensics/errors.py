@@ -3,7 +3,7 @@
 GradforensicsError
 ├── UsageError           a wrong option, path or combination of them   (exit code 2)
 ├── RuleError            a rule file that breaks the format            (exit code 2)
-├── NoEvidenceError      nothing in the input speaks of a training     (exit code 4)
+├── NoEvidenceError      no training and no checkpoint in the input    (exit code 4)
 └── OutputError          an output that cannot or must not be written  (exit code 2)
 
 Whatever a reader cannot understand is no error: it becomes a notice and the analysis goes on.
@@ -34,7 +34,7 @@ class RuleError(GradforensicsError):
 
 
 class NoEvidenceError(GradforensicsError):
-    """Nothing in the input speaks of a training."""
+    """Nothing in the input speaks of a training or, where checkpoints are wanted, is one that can be read."""
 
     exit_code = 4
 

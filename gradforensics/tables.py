@@ -119,7 +119,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One remarkable log line (oom, exception, killed, timeout, overflow, resume, completed, warning ...)."""
+    """One remarkable log line (oom, exception, killed, timeout, overflow, resume, completed, warning ...), or what the
+    dumps of all ranks tell together (collective_timeout, collective_mismatch).
+    """
 
     kind: str
     text: str

@@ -230,6 +230,22 @@ def test_tensors_can_be_listed_without_being_measured(here, run_of, capsys):
         assert (row["path"], row["tensors"], row["nonfinite"]) == ("checkpoint-50", 1, nonfinite)
 
 
+def test_the_progress_bar_says_what_is_being_done(monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with cli._Bar() as bar:
+        bar("opening checkpoints", 1, 2)
+        assert vars(bar)["_bar"] is None  # not in the first second
+        bar._start -= 2.0
+        for what, done, total in (
+            ("opening checkpoints", 1, 2),
+            ("measuring tensors", 0, 90),
+            ("measuring tensors", 30, 90),
+        ):
+            bar(what, done, total)
+            (task,) = bar._bar[0].tasks
+            assert (task.description, task.completed, task.total) == (what, done, total)
+
+
 def test_rules_show_and_list(capsys):
     assert main(["rules", "show", "lr-too-high", "--lang", "zh"]) == 0
     assert "学习率" in capsys.readouterr().out

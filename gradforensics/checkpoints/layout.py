@@ -41,6 +41,8 @@ _STEPS = (
     "steps", "num_steps", "iter", "it", "niter", "update",
 )  # fmt: skip
 _COUNTERS = frozenset({*_STEPS, "epoch", "epochs", "skipped_steps", "global_samples", "consumed_train_samples", "loss"})
+_HISTORY = 3  # fewer numbers in a list are rather betas or sizes
+_MAX_HISTORY = 1_000_000
 _SETTINGS = frozenset(
     {
         "args",
@@ -73,6 +75,7 @@ class Content:
     """What one root value holds.
 
     tensors: all but those of `optimizers`, which are (path, state dict as plain data with TensorRef, Lost, numbers);
+    histories: rows of named numbers that a loop kept beside its weights (lists of one length, lists of dictionaries).
     leaves: by id() the leaf behind every reference in them; flat_groups: hyper-parameters by parameter name, where the
     optimizer was saved flattened.
     """
@@ -83,6 +86,7 @@ class Content:
     flat_groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     settings: list[tuple[str, Any]] = field(default_factory=list)
+    histories: list[list[dict[str, float]]] = field(default_factory=list)
     step: int | None = None
 
 
@@ -100,6 +104,8 @@ def understand(root: Any) -> Content:
             _note(content, _numbered("scheduler", path), value)
         elif _is_scaler(value):
             _note(content, "scaler", value)
+        elif isinstance(value, (Mapping, list)):
+            content.histories += _histories(value)
     _name(content)
     _counters(content, root)
     _settings(content, root)
@@ -279,6 +285,22 @@ def _flat_values(root: Any) -> Iterator[tuple[str, Any]]:
             for inner, item in value.items():
                 if isinstance(inner, str) and inner.startswith("param_groups.") and not isinstance(item, LEAVES):
                     yield inner, item
+
+
+def _histories(value: Mapping[Any, Any] | list[Any]) -> Iterator[list[dict[str, float]]]:
+    """The rows in a container: its lists of numbers by their length, or itself where it lists dictionaries."""
+    if isinstance(value, list):
+        if _HISTORY <= len(value) <= _MAX_HISTORY and all(isinstance(row, Mapping) for row in value):
+            yield [{str(key): n for key, item in row.items() if (n := tree.number(item)) is not None} for row in value]
+        return
+    by_length: dict[int, dict[str, list[float]]] = {}
+    for key, item in value.items():
+        if isinstance(item, (list, tuple)) and _HISTORY <= len(item) <= _MAX_HISTORY and isinstance(key, str):
+            numbers = [n for part in item if (n := tree.number(part)) is not None]
+            if len(numbers) == len(item):
+                by_length.setdefault(len(item), {})[key] = numbers
+    for columns in by_length.values():
+        yield [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _settings(content: Content, root: Any) -> None:

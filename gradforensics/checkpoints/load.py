@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -101,6 +101,7 @@ class _Loading:
             read(file)
         except RefusedError as error:
             self.checkpoint.unread.add(file.name)
+            self._uses(file.name, error.uses)
             self._broken(file.name, f"not read: {error}")
         except OSError as error:
             self.checkpoint.unread.add(file.name)
@@ -198,7 +199,7 @@ class _Loading:
         self.loaded.checks += opened.checks()
         self._uses(name, opened.uses)
 
-    def _uses(self, name: str, uses: dict[str, pickles.Use]) -> None:
+    def _uses(self, name: str, uses: Mapping[str, pickles.Use]) -> None:
         for item in danger.executable(uses):
             self.checkpoint.calls.append(Call(name, item.name, item.danger, item.arguments))
 
@@ -263,6 +264,7 @@ class _Loading:
         self.checkpoint.groups += _flat_groups(content.flat_groups)
         for key, value in content.facts.items():
             self.checkpoint.facts.setdefault(key, value)
+        self.checkpoint.histories += [(file, rows) for rows in content.histories]
         self.checkpoint.settings += [(name, value, file) for name, value in content.settings]
         if content.step is not None:
             self.steps[file] = content.step

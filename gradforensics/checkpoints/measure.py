@@ -11,7 +11,8 @@ from gradforensics.checkpoints import load, naming, pairs
 from gradforensics.checkpoints.adam import Hyper
 from gradforensics.checkpoints.discover import find
 from gradforensics.checkpoints.load import Loaded
-from gradforensics.checkpoints.model import Checkpoint, Group, Tensor
+from gradforensics.checkpoints.model import Checkpoint, Checksum, Group, Tensor
+from gradforensics.checkpoints.refs import Run
 from gradforensics.checkpoints.scan import scan
 from gradforensics.checkpoints.stats import Stats
 from gradforensics.notices import Notice
@@ -137,20 +138,28 @@ def _scan(checkpoint: Checkpoint, progress: Callable[[int, int], None] | None) -
             results[id(tensor)] = result
         else:
             checkpoint.notices.append(Notice(tensor.file, None, f"tensor {tensor.key} was not measured: {result}"))
-    for check in found.failed:
-        hurt = sorted(
-            t.key for t in tensors if any(r.file is check.file and _inside(r.offset, check) for r in t.ref.runs)
-        )
-        which = f" (tensor {', '.join(hurt[:3])})" if hurt else ""
-        text = f"the CRC-32 of the record at byte {check.offset}{which} is wrong: its bytes were changed or damaged"
-        checkpoint.notices.append(Notice(check.file.name, None, text))
+    checkpoint.notices += _damaged(found.failed, tensors)
     if found.failed or len(results) < len(tensors):
         checkpoint.complete = False
     return results
 
 
-def _inside(offset: int, check: Any) -> bool:
-    return bool(check.offset <= offset < check.offset + check.count)
+def _damaged(failed: Sequence[Checksum], tensors: Sequence[Tensor]) -> list[Notice]:
+    """One notice for every file with records whose checksum is wrong, with the tensors that lie in the first ones."""
+    by_file: dict[str, list[Checksum]] = {}
+    for check in failed:
+        by_file.setdefault(check.file.name, []).append(check)
+    notices: list[Notice] = []
+    for file, checks in by_file.items():
+        hurt = [t.key for check in checks[:3] for t in tensors if any(_inside(run, check) for run in t.ref.runs)]
+        which = f", such as tensor {hurt[0]}" if hurt else f", such as the one at byte {checks[0].offset}"
+        count = "the CRC-32 of 1 record is" if len(checks) == 1 else f"the CRC-32 of {len(checks)} records is"
+        notices.append(Notice(file, None, f"{count} wrong{which}: bytes were changed or damaged"))
+    return notices
+
+
+def _inside(run: Run, check: Checksum) -> bool:
+    return run.file is check.file and check.offset <= run.offset < check.offset + check.count
 
 
 def tensor_row(checkpoint: Checkpoint, tensor: Tensor, stats: Stats | None = None) -> dict[str, Any]:

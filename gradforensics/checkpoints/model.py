@@ -99,7 +99,8 @@ class Checkpoint:
     path: relative to the input. complete: None where nothing tells. unread: files that could not be read at all.
 
     checksums: of zip records that are no single tensor, checked in the same scan. settings: (name, value, file) of
-    pickled training arguments and configurations, names joined with dots. facts: scheduler, scaler and counters as
+    pickled training arguments and configurations, names joined with dots. histories: (file, rows) of named numbers
+    that a loop kept beside its weights. facts: scheduler, scaler and counters as
     plain data, such as {"scheduler.last_epoch": 6, "scaler.scale": 65536.0, "optimizer.step": 6}. counters: the
     optimizer's own step counter of every parameter, by name.
     """
@@ -116,6 +117,7 @@ class Checkpoint:
     naming: Naming | None = None
     checksums: list[Checksum] = field(default_factory=list)
     settings: list[tuple[str, Any, str]] = field(default_factory=list)
+    histories: list[tuple[str, list[dict[str, float]]]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)

@@ -8,6 +8,7 @@ e5m2fnuz Noune et al., "8-bit Numerical Formats for Deep Neural Networks" (2022)
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ class Bits(NamedTuple):
     """Numbers seen as integers of sign and magnitude; the magnitudes are ordered as the numbers' are (IEEE 754).
 
     unsigned, signed: numpy types of the integers. sign: the sign bit. infinite, normal, one: the magnitude of infinity
-    (those of NaN are above), of the smallest normal number, and of 1.
+    (those of NaN are above), of the smallest normal number, and of 1. code, dropped: struct's letter for the type, less
+    so many of its last bits.
     """
 
     unsigned: np.dtype[Any]
@@ -27,6 +29,14 @@ class Bits(NamedTuple):
     infinite: int
     normal: int
     one: int
+    code: str
+    dropped: int = 0
+
+    def value(self, bits: int) -> float:
+        """The number that these bits stand for."""
+        raw = (bits << self.dropped).to_bytes(struct.calcsize(self.code), "little")
+        number: float = struct.unpack("<" + self.code, raw)[0]
+        return number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +92,8 @@ def _bits(number: np.dtype[Any], smallest_normal: float, dropped: int = 0) -> Bi
     size = number.itemsize - dropped // 8
     known = np.array([math.inf, smallest_normal, 1.0], number).view(f"u{number.itemsize}")
     infinite, normal, one = (int(value) >> dropped for value in known)
-    return Bits(np.dtype(f"u{size}"), np.dtype(f"i{size}"), 1 << (8 * size - 1), infinite, normal, one)
+    unsigned, signed = np.dtype(f"u{size}"), np.dtype(f"i{size}")
+    return Bits(unsigned, signed, 1 << (8 * size - 1), infinite, normal, one, number.char, dropped)
 
 
 def _float(number: np.dtype[Any], parts: int = 1) -> Format:
@@ -136,7 +147,9 @@ def decode(raw: np.ndarray, form: Format, out: np.ndarray) -> np.ndarray:
     elif form.stored == _F2:
         _decode_half(stored, values)
     elif form is _BFLOAT16:
-        np.left_shift(stored, np.uint32(16), out=values.view(np.uint32), dtype=np.uint32, casting="unsafe")
+        wide = values.view(np.uint32)
+        np.copyto(wide, stored)
+        np.left_shift(wide, np.uint32(16), out=wide)
     else:
         np.copyto(values, stored, casting="unsafe")
     return values
@@ -153,6 +166,7 @@ def _decode_half(stored: np.ndarray, values: np.ndarray) -> None:
         np.copyto(values, stored)
         return
     wide = values.view(np.int32)
-    np.left_shift(bits, np.int32(13), out=wide, dtype=np.int32, casting="unsafe")
+    np.copyto(wide, bits)
+    np.left_shift(wide, np.int32(13), out=wide)
     np.bitwise_and(wide, np.int32(~0x70000000), out=wide)  # the copies of the sign that the widening made
     np.multiply(values, np.float32(2.0**112), out=values)  # 127 - 15

@@ -133,8 +133,9 @@ class Part:
         if other.row_high > self.row_high:
             self.row_high, self.row_at = other.row_high, other.row_at
         self.zero_rows += other.zero_rows
-        self.crc = zlib_ng.crc32_combine(self.crc, other.crc, other.nbytes) if self.nbytes else other.crc
-        self.nbytes += other.nbytes
+        if other.nbytes:
+            self.crc = zlib_ng.crc32_combine(self.crc, other.crc, other.nbytes) if self.nbytes else other.crc
+            self.nbytes += other.nbytes
 
     def _add_moments(self, other: Part) -> None:
         """Chan's formula with weights below 1, so that nothing overflows and no large squares are subtracted."""
@@ -158,15 +159,17 @@ def measure(ref: TensorRef, piece: Piece, workspace: Workspace, *, values: bool 
     """
     form = FORMATS.get(ref.dtype) if values else None
     elements, columns = layout(ref)
-    total, first = Part(), piece.first
+    total, first, crc = Part(), piece.first, 0
     with np.errstate(all="ignore"):
         for raw in blocks(piece.runs, ref.itemsize, workspace.raw[: elements * ref.itemsize]):
-            part = Part() if form is None else _block(raw, form, columns, workspace)
-            part.crc, part.nbytes = zlib_ng.crc32(raw), raw.size
-            if part.row_at >= 0:
-                part.row_at += first // ref.shape[1]
-            total.add(part)
+            crc = zlib_ng.crc32(raw, crc)
+            if form is not None:
+                part = _block(raw, form, columns, workspace)
+                if part.row_at >= 0:
+                    part.row_at += first // ref.shape[1]
+                total.add(part)
             first += raw.size // ref.itemsize
+    total.crc, total.nbytes = crc, (first - piece.first) * ref.itemsize
     return total
 
 
@@ -270,9 +273,7 @@ def _extremes(bits: np.ndarray, form: Bits) -> _Extremes:
 
 def _count(part: Part, bits: np.ndarray, extremes: _Extremes, form: Format, workspace: Workspace) -> None:
     """Extremes of finite numbers, and how many of them are zero, one and subnormal."""
-    ends = np.array([extremes.low, extremes.high], form.bits.unsigned).view(np.uint8)
-    values = decode(ends, form, np.empty(16, np.uint8)) if form.ordered else ends.view(form.work)
-    part.low, part.high = float(values[0]), float(values[1])
+    part.low, part.high = form.bits.value(extremes.low), form.bits.value(extremes.high)
     flags, number = workspace.flags[: bits.size], form.bits.unsigned.type
     if part.low <= 1.0 <= part.high:
         part.one = int(np.count_nonzero(np.equal(bits, number(form.bits.one), out=flags)))
@@ -343,13 +344,14 @@ def _row_sums(x: np.ndarray, *, squared: bool) -> np.ndarray:
 
 def _rows(part: Part, x: np.ndarray, norms: np.ndarray, scale: float) -> None:
     """Extremes of the norms (n,) of the rows of x (n, columns), whose squares were computed times scale squared."""
-    faint = np.flatnonzero(norms * scale < math.sqrt(x.shape[1] * float(np.finfo(x.dtype).tiny)))
-    if faint.size:
+    certain = math.sqrt(x.shape[1] * float(np.finfo(x.dtype).tiny)) / scale
+    if np.minimum.reduce(norms) < certain:
         # squares of these rows' numbers may have vanished, and only a row of zeros counts as one
+        faint = np.flatnonzero(norms < certain)
         rows = x[faint].astype(np.float64)
         largest = np.maximum(np.maximum.reduce(rows, axis=1), -np.minimum.reduce(rows, axis=1))
         rows /= np.where(largest > 0.0, largest, 1.0)[:, None]
         norms[faint] = largest * np.sqrt((rows * rows).sum(axis=1))
         part.zero_rows = int(np.count_nonzero(largest == 0.0))
-    part.row_at = int(np.argmax(norms))
+    part.row_at = int(norms.argmax())
     part.row_low, part.row_high = float(np.minimum.reduce(norms)), float(norms[part.row_at])

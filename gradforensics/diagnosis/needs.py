@@ -58,6 +58,10 @@ def parse(text: str) -> Need:
     return Need(text, kind, name, phase, **counts)
 
 
+_KERNEL = ("xid", "kernel")
+_RECORDER = ("collective_timeout", "collective_mismatch")  # of Flight Recorder dumps, which are no console
+
+
 def satisfied(need: Need, evidence: Evidence) -> bool:
     """Whether the evidence holds what is needed."""
     match need.kind:
@@ -69,9 +73,11 @@ def satisfied(need: Need, evidence: Evidence) -> bool:
         case "settings":
             return evidence.setting(need.name) is not None
         case "events":
-            return evidence.events is not None and (
-                need.name == "console" or any(e.kind in ("xid", "kernel") for e in evidence.events)
-            )
+            if evidence.events is None:
+                return False
+            if need.name == "kernel":
+                return any(e.kind in _KERNEL for e in evidence.events)
+            return not evidence.events or any(e.kind not in _RECORDER for e in evidence.events)
         case "experiments":
             table = evidence.table("experiments")
             return table is not None and need.name in table["experiment"].to_list()

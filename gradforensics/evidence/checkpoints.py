@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradforensics.evidence import grouping
+from gradforensics.evidence import grouping, names
 from gradforensics.evidence import settings as configuration
 from gradforensics.evidence.files import File
 from gradforensics.evidence.grouping import Group
+from gradforensics.evidence.records import looks_like_metrics, read_records
+from gradforensics.evidence.rows import Reading
 from gradforensics.tables import Evidence, Progress
 from gradforensics.untrusted.files import RegularFile
 
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from gradforensics.checkpoints.model import Checkpoint
     from gradforensics.checkpoints.model import Group as ParameterGroup
     from gradforensics.checkpoints.pairs import Applied
+
+
+_PLURAL = re.compile(r"_(?:history|hist|list)$")
 
 
 def open_checkpoints(files: Sequence[File], progress: Progress | None) -> list[Loaded]:
@@ -32,6 +38,28 @@ def open_checkpoints(files: Sequence[File], progress: Progress | None) -> list[L
 def speaks_of_training(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint is evidence on its own: it holds tensors, or a pickle that would run something."""
     return bool(checkpoint.tensors or checkpoint.groups) or any(call.danger for call in checkpoint.calls)
+
+
+def histories(loaded: Iterable[Loaded], files: Sequence[File]) -> Iterator[tuple[File, Reading]]:
+    """The series in files of checkpoints: losses that a loop kept beside its weights."""
+    by_name = {file.name: file for file in files}
+    for one in loaded:
+        for name, rows in one.checkpoint.histories:
+            keys = {key for row in rows for key in row}
+            if looks_like_metrics(map(_singular, keys), loose=True):
+                file = by_name[name]
+                columns = {key: _canonical(key) for key in keys if _singular(key) != key} | dict(file.columns)
+                yield file, read_records([(0, row) for row in rows], columns, rounds=False)
+
+
+def _singular(key: str) -> str:
+    """The name of one of a list's numbers: a loop calls its list train_losses or loss_history."""
+    return _PLURAL.sub("", key.replace("losses", "loss"))
+
+
+def _canonical(key: str) -> str:
+    phase, series = names.series_of(_singular(key))
+    return series if phase in (None, "train") else f"{phase}/{series}"
 
 
 def assign(loaded: Sequence[Loaded], groups: list[Group]) -> dict[int, list[Loaded]]:

@@ -182,6 +182,9 @@ class _Looked:
         if not any(may_be_part(file.name) for file in self.stored):
             return
         self.loaded = checkpoints.open_checkpoints(self.stored, progress)
+        for file, reading in checkpoints.histories(self.loaded, self.stored):
+            self.notices += [Notice(file.name, None, text) for _, text in reading.notices]
+            self.pieces.append(Piece(file, "checkpoint", reading))
         readers = {name: one.checkpoint for one in self.loaded for name in one.checkpoint.files}
         for file in self.stored:
             checkpoint = readers.get(file.name)
@@ -253,7 +256,7 @@ class _Looked:
         if dumps:
             from gradforensics.evidence import flight_recorder  # noqa: PLC0415  loaded only where there is a dump
 
-            evidence.events = [*(evidence.events or []), *flight_recorder.analyse(dumps)]
+            evidence.events = [*(evidence.events or []), *flight_recorder.analyse(dumps)] or evidence.events
             evidence.notices += [Notice(source, None, text) for source, text in flight_recorder.notices(dumps)]
         _add_series(evidence, found)
         evidence.ending = ending_of(evidence, found.pieces)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gradforensics.checkpoints.measure import Survey
     from gradforensics.report.model import Report
 
 
@@ -21,5 +22,21 @@ def _json(report: Report) -> str:
     return render(report)
 
 
+def _scan_json(found: Survey) -> str:
+    from gradforensics.report.scan_data import render_json  # noqa: PLC0415  pulls in polars
+
+    return render_json(found)
+
+
+def _scan_parquet(found: Survey) -> bytes:
+    from gradforensics.report.scan_data import render_parquet  # noqa: PLC0415  pulls in polars
+
+    return render_parquet(found)
+
+
 FORMATS: Mapping[str, Callable[[Report], str]] = {"html": _html, "json": _json}
 """Name of an output format -> what renders a report in it."""
+SCAN_FORMATS: Mapping[str, Callable[[Survey], str | bytes]] = {"json": _scan_json, "parquet": _scan_parquet}
+"""The same for a survey of checkpoints."""
+BINARY = ("parquet",)
+"""The formats that are no text."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gradforensics import __version__
@@ -48,8 +47,3 @@ def render_parquet(found: Survey) -> bytes:
     buffer = io.BytesIO()
     found.tables["tensors"].write_parquet(buffer, metadata={PARQUET_MARK: __version__})
     return buffer.getvalue()
-
-
-FORMATS: Mapping[str, Callable[[Survey], str | bytes]] = {"json": render_json, "parquet": render_parquet}
-"""Name of an output format -> what renders a survey in it."""
-BINARY = ("parquet",)

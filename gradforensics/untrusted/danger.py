@@ -16,6 +16,8 @@ from gradforensics.untrusted import dtypes
 from gradforensics.untrusted.inert import CALLS
 from gradforensics.untrusted.pickles import TAKEN_APART, Use
 
+_MAX_LISTED = 1000  # a whole model names some hundred classes
+_DEPTH = 12  # parts of a name that are looked up together
 _BUILTINS = ("builtins", "__builtin__", "__builtins__")
 
 
@@ -70,7 +72,7 @@ def is_dangerous(path: str) -> bool:
         return False
     if parts[0] in _BUILTINS:
         return len(parts) != 2 or not _is_plain_builtin(parts[1])
-    prefixes = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    prefixes = {".".join(parts[:count]) for count in range(1, min(len(parts), _DEPTH) + 1)}
     return (
         not prefixes.isdisjoint(lists.prefixes)
         or not lists.imported.isdisjoint(parts[1:])
@@ -84,13 +86,13 @@ def _is_plain_builtin(name: str) -> bool:
 
 
 def executable(uses: Mapping[str, Use]) -> list[Executable]:
-    """The names that a pickle would have imported, but for plain data: the dangerous ones first, then by name."""
+    """The names that a pickle would have imported, but for plain data: the dangerous ones first, 1000 at most."""
     found = [
         Executable(name, is_dangerous(name), use.arguments)
         for name, use in uses.items()
         if not _is_data(name) and (use.times_called or name not in TAKEN_APART)
     ]
-    return sorted(found, key=lambda item: (not item.danger, item.name))
+    return sorted(found, key=lambda item: (not item.danger, item.name))[:_MAX_LISTED]
 
 
 def _is_data(path: str) -> bool:

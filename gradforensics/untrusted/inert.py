@@ -17,6 +17,7 @@ from gradforensics.untrusted import dtypes
 from gradforensics.untrusted.files import Memory, Readable, RefusedError
 
 MAX_DIMENSIONS = 64
+_MAX_PATH = 1 << 15
 _NUMPY = {
     "f8": "float64", "f4": "float32", "f2": "float16", "i8": "int64", "i4": "int32", "i2": "int16", "i1": "int8",
     "u8": "uint64", "u4": "uint32", "u2": "uint16", "u1": "uint8", "b1": "bool", "c8": "complex64",
@@ -274,6 +275,8 @@ def _bytearray(args: tuple[Any, ...]) -> bytes:
 
 
 def _path(args: tuple[Any, ...]) -> str:
+    if sum(len(part) for part in args if isinstance(part, str)) > _MAX_PATH:
+        raise RefusedError("a path that is longer than one can be")
     return "/".join(str(part) for part in args if isinstance(part, str)).replace("//", "/")
 
 

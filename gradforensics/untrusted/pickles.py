@@ -6,6 +6,7 @@ budget of memory or of CPU time is refused. Opcodes and their meaning: the comme
 
 from __future__ import annotations
 
+import re
 import struct
 import time
 from collections.abc import Callable
@@ -46,8 +47,21 @@ _MAX_NAME = 4096
 _MAX_DIGITS = 4000
 _MAX_LONG = 8192
 _MAX_MARKS = 100_000
-_MAX_NAMES = 50_000
+_MAX_NAMES = 20_000
 _LARGE_TEXT = 1 << 16
+_ESCAPE = re.compile(rb"""\\(x[0-9a-fA-F]{2}|[0-7]{1,3}|[\\'"abfnrtv])""")
+_ESCAPES = {
+    b"\\": b"\\",
+    b"'": b"'",
+    b'"': b'"',
+    b"a": b"\a",
+    b"b": b"\b",
+    b"f": b"\f",
+    b"n": b"\n",
+    b"r": b"\r",
+    b"t": b"\t",
+    b"v": b"\v",
+}
 
 
 @dataclass(slots=True)
@@ -436,7 +450,18 @@ def _unicode_text(m: _Machine) -> None:
 
 @_operation(b"S", 72)
 def _string_text(m: _Machine) -> None:
-    m.push(m.decoded(m.feed.line().strip()[1:-1], "latin1"))
+    line = m.feed.line()
+    if len(line) < 2 or line[:1] not in (b"'", b'"') or line[-1:] != line[:1]:
+        raise RefusedError("a text without its quotes")
+    m.push(m.decoded(_ESCAPE.sub(_unescaped, line[1:-1]), "latin1"))
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    """What one escape of Python's string literals stands for; a name could be hidden behind one."""
+    code = found[1]
+    if code[:1] == b"x":
+        return bytes([int(code[1:], 16)])
+    return bytes([int(code, 8) & 255]) if code.isdigit() else _ESCAPES[code]
 
 
 @_operation(b"U", 72)
@@ -728,6 +753,12 @@ def _frame(m: _Machine) -> None:
     size = int.from_bytes(m.feed.take(8), "little")
     if size > m.feed.left():
         raise RefusedError(f"a frame of {size} bytes where {m.feed.left()} are left")
+
+
+@_operation(b"\x97")
+@_operation(b"\x98")
+def _buffer(_: _Machine) -> None:
+    raise RefusedError("a pickle whose buffers are kept outside of it")
 
 
 @_operation(b".")

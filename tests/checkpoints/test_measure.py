@@ -67,7 +67,9 @@ def test_a_flipped_byte_is_found_and_named(run, tools):
     found = survey(open_all(tools.files_of(run)))
     (notice,) = found.notices
     assert notice.source == "step_4.pt"
-    assert "(tensor model.l2.weight) is wrong: its bytes were changed or damaged" in notice.text
+    assert notice.text == (
+        "the CRC-32 of 1 record is wrong, such as tensor model.l2.weight: bytes were changed or damaged"
+    )
     assert found.tables["checkpoints"]["complete"].to_list() == [True, False, True]
 
 

@@ -79,3 +79,10 @@ def test_every_kind_of_need_has_advice():
 @pytest.mark.parametrize("series", ["loss", "lr", "loss_scale", "accuracy", "eval/loss"])
 def test_needs_that_differ_in_their_points_alone_share_one_line(series):
     assert needs.advice(f"series:{series}:points>=10") == needs.advice(f"series:{series}")
+
+
+def test_dumps_of_collectives_are_no_console():
+    evidence = evidence_of({"events": [{"kind": "collective_timeout", "text": "rank 1 is missing"}]})
+    assert not needs.satisfied(needs.parse("events:console"), evidence)
+    evidence = evidence_of({"events": [{"kind": "collective_timeout", "text": "x"}, {"kind": "warning", "text": "y"}]})
+    assert needs.satisfied(needs.parse("events:console"), evidence)

@@ -146,6 +146,21 @@ def test_a_pickle_that_would_run_something_is_evidence(run):
     assert run.one().table("calls").rows() == [("a.pt", "posix.system", True, "'true'")]
 
 
+def test_losses_that_a_loop_kept_beside_its_weights_are_series(run):
+    import torch
+
+    kept = {"train_losses": [3.0, 2.5, float("nan"), 2.0], "val_losses": [3.1, 2.6, 2.4, 2.3], "sizes": [1, 2, 3]}
+    rows = [{"step": 10 * n, "loss": torch.tensor(float(n))} for n in range(1, 5)]
+    torch.save({"model": {"w": torch.ones(3)}, **kept}, run.path / "a.pt")
+    evidence = run.one()
+    assert {(k.tag, k.phase, k.series) for k in evidence.frames} == {
+        ("train_losses", "train", "loss"), ("val_losses", "eval", "loss"),
+    }  # fmt: skip
+    assert evidence.series("loss").kinds == ("finite", "finite", "nan", "finite")
+    torch.save({"model": {"w": torch.ones(3)}, "log": rows}, run.path / "a.pt")
+    assert run.one().series("loss").steps.tolist() == [10, 20, 30, 40]
+
+
 # -- the last good one ------------------------------------------------------------------------------------------------
 
 
@@ -228,4 +243,4 @@ def test_dumps_of_the_flight_recorder_are_events_of_their_run(run):
 
 def test_dumps_alone_are_a_run(run):
     run.write({f"_dump_{rank}": dump([(1, "completed")]) for rank in (0, 1)})
-    assert run.one().events == []
+    assert run.one().events is None

@@ -21,7 +21,6 @@ WITHOUT_SERIES = {
     "flight-recorder-lock-gil",
     "torch-legacy-ddpg",
     "torch-legacy-dqn",
-    "torch-tiny-traj",
     "pl-fish-overfit",
     "verl-crash-at-start",
     "verl-not-implemented",

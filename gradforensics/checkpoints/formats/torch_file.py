@@ -164,7 +164,7 @@ def _data_pickle(
     entry = archive.entries[name]
     if entry.size > _MAX_PICKLE:
         raise RefusedError(f"a data.pkl of {entry.size} bytes")
-    if entry.packed < entry.size:
+    if entry.method:
         data = Memory(name, archive.content(opened, entry, _MAX_INFLATED))
         with data.open() as pickle:
             return pickles.load(pickle, limits=limits, persistent=storages)
@@ -268,7 +268,7 @@ def _legacy(file: Readable, opened: Opened, first: pickles.Loaded, limits: pickl
 
 def _legacy_storages(opened: Opened, keys: pickles.Loaded, found: TorchFile) -> None:
     names = [key for key in keys.value if isinstance(key, str)] if isinstance(keys.value, list) else []
-    if sorted(names) != sorted(found.storages):
+    if not isinstance(keys.value, list) or len(names) < len(keys.value) or sorted(names) != sorted(found.storages):
         raise RefusedError("the list of storages names others than the tensors use")
     at = keys.end
     for name in names:
