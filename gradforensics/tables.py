@@ -119,8 +119,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One remarkable log line (oom, exception, killed, timeout, overflow, resume, completed, warning ...), or what the
-    dumps of all ranks tell together (collective_timeout, collective_mismatch).
+    """One remarkable log line (oom, exception, killed, timeout, overflow, resume, completed, warning ...).
+
+    collective_timeout and collective_mismatch are what the Flight Recorder dumps of all ranks tell together.
     """
 
     kind: str

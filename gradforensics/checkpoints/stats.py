@@ -345,13 +345,14 @@ def _row_sums(x: np.ndarray, *, squared: bool) -> np.ndarray:
 def _rows(part: Part, x: np.ndarray, norms: np.ndarray, scale: float) -> None:
     """Extremes of the norms (n,) of the rows of x (n, columns), whose squares were computed times scale squared."""
     certain = math.sqrt(x.shape[1] * float(np.finfo(x.dtype).tiny)) / scale
-    if np.minimum.reduce(norms) < certain:
+    if np.minimum.reduce(norms) <= certain:
         # squares of these rows' numbers may have vanished, and only a row of zeros counts as one
-        faint = np.flatnonzero(norms < certain)
+        filled = np.logical_or.reduce(x, axis=1)
+        part.zero_rows = filled.size - int(np.count_nonzero(filled))
+        faint = np.flatnonzero((norms <= certain) & filled)
         rows = x[faint].astype(np.float64)
         largest = np.maximum(np.maximum.reduce(rows, axis=1), -np.minimum.reduce(rows, axis=1))
-        rows /= np.where(largest > 0.0, largest, 1.0)[:, None]
+        rows /= largest[:, None]
         norms[faint] = largest * np.sqrt((rows * rows).sum(axis=1))
-        part.zero_rows = int(np.count_nonzero(largest == 0.0))
     part.row_at = int(norms.argmax())
     part.row_low, part.row_high = float(np.minimum.reduce(norms)), float(norms[part.row_at])

@@ -266,12 +266,11 @@ def _encode(args: tuple[Any, ...]) -> bytes:
     raise RefusedError("_codecs.encode with another encoding than latin1")
 
 
-def _bytearray(args: tuple[Any, ...]) -> bytes:
+def _bytes(args: tuple[Any, ...]) -> bytes:
+    """bytes() and bytearray(bytes), or of a text where the pickle protocol had no bytes yet."""
     if not args:
         return b""
-    if isinstance(args[0], bytes):
-        return args[0]
-    raise RefusedError("a bytearray that is not made of bytes")
+    return args[0] if isinstance(args[0], bytes) else _encode(args)
 
 
 def _path(args: tuple[Any, ...]) -> str:
@@ -323,7 +322,8 @@ CALLS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "builtins.set": _members,
     "builtins.frozenset": _members,
     "builtins.complex": _complex,
-    "builtins.bytearray": _bytearray,
+    "builtins.bytes": _bytes,
+    "builtins.bytearray": _bytes,
     "builtins.list": lambda args: list(args[0]) if args and isinstance(args[0], (list, tuple)) else [],
     "builtins.tuple": lambda args: tuple(args[0]) if args and isinstance(args[0], (list, tuple)) else (),
     "_codecs.encode": _encode,
