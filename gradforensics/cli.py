@@ -81,6 +81,11 @@ def commands() -> None:
     "--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True, help="Language of the report's texts."
 )
 @click.option("--no-tensors", is_flag=True, help="List the tensors of checkpoints, but do not read them.")
+@click.option(
+    "--names-from-config",
+    is_flag=True,
+    help="Ask transformers, in a child process, what the parameters that config.json describes are called.",
+)
 @click.option("--force", is_flag=True, help="Overwrite outputs that gradforensics did not write.")
 def analyze(
     paths: Sequence[str],
@@ -92,6 +97,7 @@ def analyze(
     fail_on: str,
     lang: str,
     no_tensors: bool,
+    names_from_config: bool,
     force: bool,
 ) -> int:
     """Diagnose the training run(s) in PATHS: run directories or single log files.
@@ -114,7 +120,14 @@ def analyze(
     facts, mapped = dict(_pair(s, "--set") for s in settings), dict(_pair(c, "--map") for c in columns)
     rules = load_rules(Path(rules_folder) if rules_folder else None)
     with _Bar() as bar:
-        found = gather(inputs, settings=facts, columns=mapped, tensors=not no_tensors, progress=bar)
+        found = gather(
+            inputs,
+            settings=facts,
+            columns=mapped,
+            tensors=not no_tensors,
+            names_from_config=names_from_config,
+            progress=bar,
+        )
     diagnoses = [diagnose(evidence, rules) for evidence in found]
     sources = list({(s.path, s.sha256): s for evidence in found for s in evidence.sources}.values())
     report = build(diagnoses, sources, language=lang)  # type: ignore[arg-type]  # a click.Choice
@@ -178,7 +191,9 @@ def scan(
     with _Bar() as bar:
         named = named_checkpoints.open_named(inputs, progress=bar)
         if names_from_config:
-            named_checkpoints.ask_for_names(named)
+            from gradforensics.checkpoints.meta_names import ask_for_names
+
+            ask_for_names(named.loaded)
         if list_only and not chosen:  # polars takes longer to import than many a checkpoint to list
             named_checkpoints.name_apart(named)
             shown = tensors.listed([one.checkpoint for one in named.loaded], limit)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gradforensics.checkpoints import layout, naming, tree
@@ -42,9 +42,10 @@ class Optimizer:
 
 @dataclass(slots=True)
 class Loaded:
-    """A checkpoint whose optimizer states have no names yet: see naming of `name`."""
+    """A checkpoint whose optimizer states have no names yet (see `name`). `folder`: where its first file lies."""
 
     checkpoint: Checkpoint
+    folder: Path
     optimizers: list[Optimizer] = field(default_factory=list)
     sources: list[naming.NameSource] = field(default_factory=list)
     checks: list[Checksum] = field(default_factory=list)
@@ -75,7 +76,7 @@ class _Loading:
         self.checkpoint = Checkpoint(
             candidate.path, candidate.kind, bytes=sum(f.size for f in files), files=[f.name for f in files]
         )
-        self.loaded = Loaded(self.checkpoint)
+        self.loaded = Loaded(self.checkpoint, files[0].path.parent)
         self.formats: set[str] = set()
         self.steps: dict[str, int] = {}
         self.whole = True
@@ -361,11 +362,10 @@ def _flat_groups(flat: dict[str, dict[str, Any]]) -> list[Group]:
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
-def name(loaded: Sequence[Loaded], *, config: naming.NameSource | None = None) -> None:
+def name(loaded: Sequence[Loaded]) -> None:
     """Give the optimizer states of checkpoints of one run, in order, the names of their parameters.
 
-    config: names of the model that config.json describes, where the user allowed to ask transformers for them. Two
-    neighbouring checkpoints help where order does not tell (see naming.name_states).
+    Two neighbouring checkpoints help where order does not tell (see naming.name_states).
     """
     for index, one in enumerate(loaded):
         pair = None
@@ -376,7 +376,7 @@ def name(loaded: Sequence[Loaded], *, config: naming.NameSource | None = None) -
                     before, after = _weights(first), _weights(second)
                     pair = naming.Pair(before, after) if before.keys() & after.keys() else None
         for optimizer in one.optimizers:
-            _name(one.checkpoint, optimizer, [*optimizer.sources, *([config] if config else [])], pair)
+            _name(one.checkpoint, optimizer, optimizer.sources, pair)
         _group_checksums(one)
 
 
@@ -392,6 +392,8 @@ def _name(
         names, found = naming.name_states(state, sources, pair=pair)
     except RefusedError as error:
         names, found = {}, Naming(f"No names: {error}", "none")
+    if found.sure in ("none", "likely") and _may_ask(checkpoint, sources):
+        found = replace(found, how=f"{found.how} --names-from-config asks transformers, which may know more.")
     if checkpoint.naming is None or found.sure == "none":
         checkpoint.naming = found
     groups = naming.with_names(state.groups, names)
@@ -414,6 +416,12 @@ def _name(
     for identity, step in state.steps.items():
         if identity in names:
             checkpoint.counters[names[identity]] = step
+
+
+def _may_ask(checkpoint: Checkpoint, sources: Sequence[naming.NameSource]) -> bool:
+    """Whether there is a model's config.json that was not asked for the order of the parameters."""
+    described = any(PurePosixPath(file).name == "config.json" for file in checkpoint.files)
+    return described and not any(source.kind == "config" for source in sources)
 
 
 def _held(ref: TensorRef | Lost) -> TensorRef:

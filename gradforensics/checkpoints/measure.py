@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gradforensics.checkpoints import load, naming, pairs
+from gradforensics.checkpoints import load, pairs
 from gradforensics.checkpoints.adam import Hyper
 from gradforensics.checkpoints.discover import find
 from gradforensics.checkpoints.load import Loaded
@@ -51,7 +51,6 @@ def survey(
     *,
     measured: bool = True,
     compared: bool = True,
-    config: naming.NameSource | None = None,
     applied: Applied | None = None,
     progress: Progress | None = None,
 ) -> Survey:
@@ -62,7 +61,7 @@ def survey(
     """
     ordered = sorted(loaded, key=lambda one: (one.checkpoint.step is None, one.checkpoint.step or 0))
     for part in [ordered] if measured else [[one] for one in ordered]:  # neighbours help by their numbers only
-        load.name(part, config=config)
+        load.name(part)
     found = Survey([one.checkpoint for one in ordered])
     rows: dict[str, list[dict[str, Any]]] = {
         name: [] for name in ("checkpoints", "tensors", "groups", "facts", "calls")

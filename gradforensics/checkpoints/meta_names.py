@@ -11,10 +11,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gradforensics.checkpoints.naming import config_source
+from gradforensics.notices import Notice
 from gradforensics.untrusted.files import RefusedError, open_regular
+
+if TYPE_CHECKING:
+    from gradforensics.checkpoints.load import Loaded
 
 _MAX_CONFIG = 4 << 20
 _CHILD = Path(__file__).with_name("meta_child.py")
@@ -36,6 +42,34 @@ class Found(NamedTuple):
 
     parameters: Parameters | None
     why: str = ""
+
+
+def ask_for_names(loaded: Iterable[Loaded]) -> None:
+    """Let transformers say what the parameters of every checkpoint's config.json are called, before `load.name`.
+
+    Equal configurations are asked for once. Where it gives no names, a notice of the checkpoint says why.
+    """
+    answers: dict[bytes, Found] = {}
+    for one in loaded:
+        if not one.optimizers:
+            continue
+        content = _content(one.folder / "config.json")
+        if content is None:
+            answer = Found(None, "no config.json beside it: transformers was not asked for names")
+        else:
+            answer = answers.get(content) or answers.setdefault(content, names_from_config(one.folder))
+        if answer.parameters is None:
+            one.checkpoint.notices.append(Notice(one.checkpoint.path, None, answer.why))
+        else:
+            one.sources.append(config_source("config.json", answer.parameters))
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        with open_regular(path) as file:
+            return file.read(_MAX_CONFIG)
+    except OSError:
+        return None
 
 
 def names_from_config(folder: Path, *, timeout: float = 120.0) -> Found:

@@ -28,11 +28,18 @@ if TYPE_CHECKING:
 _PLURAL = re.compile(r"_(?:history|hist|list)$")
 
 
-def open_checkpoints(files: Sequence[File], progress: Progress | None) -> list[Loaded]:
+def open_checkpoints(
+    files: Sequence[File], progress: Progress | None, *, names_from_config: bool = False
+) -> list[Loaded]:
     """Every checkpoint among the files of one input, none of its tensors read."""
     from gradforensics.checkpoints.measure import open_all  # noqa: PLC0415  loaded only where there are checkpoints
 
-    return open_all([RegularFile(f.path, f.name, f.size) for f in files], progress=progress)
+    found = open_all([RegularFile(f.path, f.name, f.size) for f in files], progress=progress)
+    if names_from_config:
+        from gradforensics.checkpoints.meta_names import ask_for_names  # noqa: PLC0415  only where it is wanted
+
+        ask_for_names(found)
+    return found
 
 
 def speaks_of_training(checkpoint: Checkpoint) -> bool:

@@ -44,12 +44,14 @@ def gather(
     settings: Mapping[str, Any] | None = None,
     columns: Mapping[str, str] | None = None,
     tensors: bool = True,
+    names_from_config: bool = False,
     progress: Progress | None = None,
 ) -> list[Evidence]:
     """The evidence of every run in `paths` (directories or files), in the order of their names.
 
     settings: the user's --set, applied to every run; columns: the user's --map, raw column name -> series name,
-    optionally with a phase ("eval/loss"); tensors: whether those of checkpoints are measured or only listed. Raises
+    optionally with a phase ("eval/loss"); tensors: whether those of checkpoints are measured or only listed;
+    names_from_config: whether transformers may be asked, in a child process, what their parameters are called. Raises
     NoEvidenceError where nothing speaks of a training and UsageError for paths that do not exist.
     """
     columns = {key.strip(): value.strip() for key, value in (columns or {}).items()}
@@ -68,7 +70,7 @@ def gather(
             done += 1
             if progress is not None:
                 progress("reading", done, total)
-        part.checkpoints(progress)
+        part.checkpoints(progress, names_from_config=names_from_config)
         found += part.runs(given, tensors=tensors, progress=progress)
     if not found:
         raise NoEvidenceError(_nothing(looked, paths))
@@ -177,11 +179,11 @@ class _Looked:
             remark = "; ".join(filter(None, (remark, f"larger than {HASH_LIMIT >> 20} MB: no sha256")))
         self.sources[file.name] = Source(file.name, file.size, digest, reader, remark)
 
-    def checkpoints(self, progress: Progress | None) -> None:
+    def checkpoints(self, progress: Progress | None, *, names_from_config: bool) -> None:
         """Open the checkpoints among the files that no reader of logs took."""
         if not any(may_be_part(file.name) for file in self.stored):
             return
-        self.loaded = checkpoints.open_checkpoints(self.stored, progress)
+        self.loaded = checkpoints.open_checkpoints(self.stored, progress, names_from_config=names_from_config)
         for file, reading in checkpoints.histories(self.loaded, self.stored):
             self.notices += [Notice(file.name, None, text) for _, text in reading.notices]
             self.pieces.append(Piece(file, "checkpoint", reading))

@@ -10,13 +10,10 @@ from gradforensics.checkpoints import load
 from gradforensics.checkpoints.discover import Candidate, find
 from gradforensics.checkpoints.load import Loaded
 from gradforensics.checkpoints.model import Checkpoint
-from gradforensics.checkpoints.naming import config_source
 from gradforensics.errors import NoEvidenceError, UsageError
 from gradforensics.evidence.discover import Root, discover
 from gradforensics.notices import Notice, Progress
-from gradforensics.untrusted.files import RegularFile, open_regular
-
-_MAX_CONFIG = 4 << 20  # of two that begin with the same bytes, one is asked for
+from gradforensics.untrusted.files import RegularFile
 
 
 @dataclass(slots=True)
@@ -104,35 +101,3 @@ def name_apart(found: Named) -> None:
     """Name the optimizer states of every checkpoint by itself, without a look at the numbers of its neighbours."""
     for one in found.loaded:
         load.name([one])
-
-
-def ask_for_names(found: Named) -> None:
-    """Let transformers say, in a child process, what the parameters of each checkpoint's config.json are called.
-
-    Equal configurations are asked for once. Where it gives no names, a notice of the checkpoint says why.
-    """
-    from gradforensics.checkpoints.meta_names import Found, names_from_config  # noqa: PLC0415  only where it is wanted
-
-    answers: dict[bytes, Found] = {}
-    for one in found.loaded:
-        if not one.optimizers:
-            continue
-        path = found.path(one.checkpoint)
-        folder = path if path.is_dir() else path.parent
-        content = _content(folder / "config.json")
-        if content is None:
-            answer = Found(None, "no config.json beside it: transformers was not asked for names")
-        else:
-            answer = answers.get(content) or answers.setdefault(content, names_from_config(folder))
-        if answer.parameters is None:
-            one.checkpoint.notices.append(Notice(one.checkpoint.path, None, answer.why))
-        else:
-            one.sources.append(config_source("config.json", answer.parameters))
-
-
-def _content(path: Path) -> bytes | None:
-    try:
-        with open_regular(path) as file:
-            return file.read(_MAX_CONFIG)
-    except OSError:
-        return None

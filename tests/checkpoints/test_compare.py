@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,10 @@ def tensor(
 
 
 def loaded(step: int | None, *tensors: Tensor, groups: list[Group] | None = None, **facts: Any) -> Loaded:
-    return Loaded(
-        Checkpoint(f"checkpoint-{step}", "torch-zip", step, tensors=list(tensors), groups=groups or [], facts=facts)
+    checkpoint = Checkpoint(
+        f"checkpoint-{step}", "torch-zip", step, tensors=list(tensors), groups=groups or [], facts=facts
     )
+    return Loaded(checkpoint, Path())
 
 
 def changes(found: list[Change]) -> Mapping[str, tuple[Any, Any]]:

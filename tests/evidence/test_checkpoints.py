@@ -244,3 +244,8 @@ def test_dumps_of_the_flight_recorder_are_events_of_their_run(run):
 def test_dumps_alone_are_a_run(run):
     run.write({f"_dump_{rank}": dump([(1, "completed")]) for rank in (0, 1)})
     assert run.one().events is None
+
+
+def test_asking_for_names_says_where_there_is_nothing_to_ask(run, trained_run):
+    evidence = run.one(names_from_config=True)
+    assert {n.text for n in evidence.notices} == {"no config.json beside it: transformers was not asked for names"}
