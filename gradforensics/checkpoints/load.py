@@ -246,20 +246,19 @@ class _Loading:
     # -- what was found -----------------------------------------------------------------------------------------------
 
     def _content(self, content: Content, file: str, rank: int | None, *, ordered: bool = True) -> None:
-        named: dict[str, TensorRef] = {}
+        named: dict[str, dict[str, TensorRef]] = {}
         masters: dict[tuple[int, int], Tensor] = {}
         for found in content.tensors:
             tensor = self._tensor(found, file, rank)
             self.checkpoint.tensors.append(tensor)
             if found.role == "param":
-                named[tensor.name] = tensor.ref
+                named.setdefault(_state_dict_of(found), {})[tensor.name] = tensor.ref
             elif (
                 found.role == "master" and len(found.path) > 1 and found.path[-1].isdigit() and found.path[-2].isdigit()
             ):
                 masters[int(found.path[-2]), int(found.path[-1])] = tensor
-        source = naming.saved_source(file, named) if ordered else naming.unordered_source(file, named)
-        if named:
-            self.loaded.sources.append(source)
+        make = naming.saved_source if ordered else naming.unordered_source
+        self.loaded.sources += [make(file, tensors) for tensors in named.values()]
         for path, state_dict in content.optimizers:
             self._optimizer(state_dict, ".".join(path), file, rank, masters)
         self.checkpoint.groups += _flat_groups(content.flat_groups)
@@ -342,6 +341,11 @@ class _Loading:
             self._broken(checkpoint.files[0], text)
 
 
+def _state_dict_of(found: Found) -> str:
+    """The state dict that a parameter stands in, where a file holds several (of an actor and a critic)."""
+    return found.path[0] if len(found.path) == 2 and "." in found.path[1] else ""
+
+
 def _flat_groups(flat: dict[str, dict[str, Any]]) -> list[Group]:
     """Groups out of hyper-parameters by parameter name (a flattened optimizer state): equal ones are one group."""
     groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
@@ -368,20 +372,26 @@ def name(loaded: Sequence[Loaded]) -> None:
     Two neighbouring checkpoints help where order does not tell (see naming.name_states).
     """
     for index, one in enumerate(loaded):
-        pair = None
-        for other in (index - 1, index + 1):
-            if 0 <= other < len(loaded) and pair is None:
-                first, second = (loaded[i].checkpoint for i in sorted((index, other)))
-                if first.step is not None and second.step is not None and first.step < second.step:
-                    before, after = _weights(first), _weights(second)
-                    pair = naming.Pair(before, after) if before.keys() & after.keys() else None
         for optimizer in one.optimizers:
-            _name(one.checkpoint, optimizer, optimizer.sources, pair)
+            _name(one.checkpoint, optimizer, optimizer.sources, _pair(loaded, index, optimizer.rank))
         _group_checksums(one)
 
 
-def _weights(checkpoint: Checkpoint) -> dict[str, TensorRef]:
-    return {t.name: t.ref for t in checkpoint.tensors if t.role == "param" and not t.lost}
+def _pair(loaded: Sequence[Loaded], index: int, rank: int | None) -> naming.Pair | None:
+    """The weights of one rank in a checkpoint and in the one before it, else in the one behind it."""
+    for other in (index - 1, index + 1):
+        if not 0 <= other < len(loaded):
+            continue
+        first, second = (loaded[i].checkpoint for i in sorted((index, other)))
+        if first.step is not None and second.step is not None and first.step < second.step:
+            before, after = _weights(first, rank), _weights(second, rank)
+            if before.keys() & after.keys():
+                return naming.Pair(before, after)
+    return None
+
+
+def _weights(checkpoint: Checkpoint, rank: int | None) -> dict[str, TensorRef]:
+    return {t.name: t.ref for t in checkpoint.tensors if t.role == "param" and not t.lost and t.rank in (rank, None)}
 
 
 def _name(

@@ -270,3 +270,33 @@ def test_executable_content_is_listed(tmp_path, tools):
     (tmp_path / "a.pt").write_bytes(pickle.dumps(Evil()))
     found = tools.load_one(tmp_path)
     assert [(c.name, c.danger, c.arguments) for c in found.calls] == [("posix.system", True, "'touch /tmp/never'")]
+
+
+def test_two_networks_with_an_optimizer_each(tmp_path, tools):
+    import torch
+
+    blob = {}
+    for name, width in (("actor", 3), ("critic", 4)):
+        net = torch.nn.Sequential(torch.nn.Linear(width, 5), torch.nn.Linear(5, 2))
+        optimizer = torch.optim.Adam(net.parameters())
+        net(torch.randn(6, width)).sum().backward()
+        optimizer.step()
+        blob |= {name: net.state_dict(), f"{name}_optimizer": optimizer.state_dict()}
+    torch.save(blob, tmp_path / "a.pt")
+    found = tools.load_one(tmp_path)
+    order = ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert [g.names for g in found.groups] == [[f"{net}.{name}" for name in order] for net in ("actor", "critic")]
+    assert found.naming.sure == "confirmed"
+
+
+def test_one_optimizer_of_two_networks(tmp_path, tools):
+    import torch
+
+    widths = {"actor": 3, "critic": 4}
+    nets = {name: torch.nn.Sequential(torch.nn.Linear(width, 5)) for name, width in widths.items()}
+    optimizer = torch.optim.Adam([p for net in nets.values() for p in net.parameters()])
+    torch.stack([net(torch.ones(1, widths[name])).sum() for name, net in nets.items()]).sum().backward()
+    optimizer.step()
+    torch.save({**{n: net.state_dict() for n, net in nets.items()}, "opt": optimizer.state_dict()}, tmp_path / "a.pt")
+    (group,) = tools.load_one(tmp_path).groups
+    assert group.names == ["actor.0.weight", "actor.0.bias", "critic.0.weight", "critic.0.bias"]
