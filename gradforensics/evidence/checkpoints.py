@@ -15,7 +15,7 @@ from gradforensics.evidence.files import File
 from gradforensics.evidence.grouping import Group
 from gradforensics.evidence.records import looks_like_metrics, read_records
 from gradforensics.evidence.rows import Reading
-from gradforensics.tables import Evidence, Progress
+from gradforensics.tables import Evidence, Notice, Progress
 from gradforensics.untrusted.files import RegularFile
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from gradforensics.checkpoints.pairs import Applied
 
 
+_POINTERS = ("latest", "latest_checkpointed_iteration.txt")
+_MAX_POINTER = 200
 _PLURAL = re.compile(r"_(?:history|hist|list)$")
 
 
@@ -45,6 +47,19 @@ def open_checkpoints(
 def speaks_of_training(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint is evidence on its own: it holds tensors, or a pickle that would run something."""
     return bool(checkpoint.tensors or checkpoint.groups) or any(call.danger for call in checkpoint.calls)
+
+
+def dangling(files: Iterable[File], loaded: Iterable[Loaded]) -> Iterator[Notice]:
+    """Where DeepSpeed or Megatron say which checkpoint is the latest, and it is not there: its saving broke off."""
+    present = [PurePosixPath(name) for one in loaded for name in one.checkpoint.files]
+    for file in files:
+        if file.base not in _POINTERS or not 0 < file.size < _MAX_POINTER:
+            continue
+        said = file.start.strip()
+        folder = f"iter_{int(said):07d}" if said.isdecimal() else said
+        wanted = PurePosixPath(file.name).parent / folder
+        if said.isprintable() and folder != "release" and not any(path.is_relative_to(wanted) for path in present):
+            yield Notice(file.name, 1, f"names {said} as the latest checkpoint, which is not there")
 
 
 def histories(loaded: Iterable[Loaded], files: Sequence[File]) -> Iterator[tuple[File, Reading]]:

@@ -184,6 +184,7 @@ class _Looked:
         if not any(may_be_part(file.name) for file in self.stored):
             return
         self.loaded = checkpoints.open_checkpoints(self.stored, progress, names_from_config=names_from_config)
+        self.notices += checkpoints.dangling(self.root.files, self.loaded)
         for file, reading in checkpoints.histories(self.loaded, self.stored):
             self.notices += [Notice(file.name, None, text) for _, text in reading.notices]
             self.pieces.append(Piece(file, "checkpoint", reading))

@@ -275,7 +275,7 @@ def test_executable_content_is_listed(tmp_path, tools):
 def test_two_networks_with_an_optimizer_each(tmp_path, tools):
     import torch
 
-    blob = {}
+    blob: dict[str, object] = {}
     for name, width in (("actor", 3), ("critic", 4)):
         net = torch.nn.Sequential(torch.nn.Linear(width, 5), torch.nn.Linear(5, 2))
         optimizer = torch.optim.Adam(net.parameters())

@@ -127,6 +127,23 @@ def test_broken_files_are_notices_and_the_analysis_goes_on(run):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("pointer", "text", "there"),
+    [
+        ("latest", "global_step5", "global_step5/mp_rank_00_model_states.pt"),
+        ("latest_checkpointed_iteration.txt", "5\n", "iter_0000005/mp_rank_00/model_optim_rng.pt"),
+    ],
+)
+def test_a_latest_checkpoint_that_is_not_there(run, pointer, text, there):
+    save(run.path / there, 5)
+    run.write({pointer: text})
+    assert [n.text for n in run.one().notices] == []
+    run.write({pointer: text.replace("5", "9")})
+    (notice,) = run.one().notices
+    said = text.strip().replace("5", "9")
+    assert (notice.source, notice.text) == (pointer, f"names {said} as the latest checkpoint, which is not there")
+
+
 def test_nothing_but_unreadable_checkpoints_is_no_evidence(run):
     run.write({"model.pt": b"\x00" * 100, "x.bin": b"data"})
     with pytest.raises(NoEvidenceError, match=r"model\.pt: not read"):
