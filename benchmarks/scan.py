@@ -150,9 +150,10 @@ def scan(*paths: str) -> dict[str, float]:
 
     from gradforensics.checkpoints.scan import scan as scan_tensors  # noqa: PLC0415  an import that is not timed
 
+    opened = _opener()
     start = time.perf_counter()
     for path in paths:
-        checkpoint = _opened(path)
+        checkpoint = opened(path)
         found = scan_tensors(checkpoint.tensors, checkpoint.checksums)
         if found.failed or any(isinstance(result, str) or result.nan for result in found.results):
             raise SystemExit("the files are meant to be whole and finite")
@@ -166,7 +167,8 @@ def pairs(*paths: str) -> dict[str, float]:
     from gradforensics.checkpoints.measure import parameters  # noqa: PLC0415  an import that is not timed
     from gradforensics.checkpoints.pairs import moments, travels  # noqa: PLC0415  likewise
 
-    before, after = (parameters(_opened(path)) for path in paths)
+    opened = _opener()
+    before, after = (parameters(opened(path)) for path in paths)
     start = time.perf_counter()
     first = moments(before)
     both = travels(before, after, first_step=1, step=2)
@@ -176,14 +178,18 @@ def pairs(*paths: str) -> dict[str, float]:
     return {"seconds": seconds}
 
 
-def _opened(path: str) -> Any:
+def _opener() -> Callable[[str], Any]:
+    """What opens a file as a checkpoint, everything imported."""
     from gradforensics.checkpoints.load import name  # noqa: PLC0415  only these processes need it
     from gradforensics.checkpoints.measure import open_all  # noqa: PLC0415  likewise
     from gradforensics.untrusted.files import RegularFile  # noqa: PLC0415  likewise
 
-    loaded = open_all([RegularFile(Path(path), Path(path).name, Path(path).stat().st_size)])
-    name(loaded)
-    return loaded[0].checkpoint
+    def opened(path: str) -> Any:
+        loaded = open_all([RegularFile(Path(path), Path(path).name, Path(path).stat().st_size)])
+        name(loaded)
+        return loaded[0].checkpoint
+
+    return opened
 
 
 # -- the runs ---------------------------------------------------------------------------------------------------------

@@ -67,6 +67,9 @@ class Lost:
     why: str
 
 
+_SPAN = 16 << 20  # bytes read at once where elements lie apart
+
+
 class Piece(NamedTuple):
     """A part of a tensor's elements: `first` is the index of its first element in reading order."""
 
@@ -106,6 +109,8 @@ def blocks(runs: tuple[Run, ...], itemsize: int, buffer: np.ndarray) -> Iterator
                 done = 0
                 while done < run.count:
                     take = min(run.count - done, (len(buffer) - have) // itemsize)
+                    if run.step > 1:
+                        take = min(take, max(_SPAN // (run.step * itemsize), 1))
                     at = run.offset + done * run.step * itemsize
                     if run.step == 1:
                         opened.read_into(at, view[have : have + take * itemsize])

@@ -1,8 +1,13 @@
-"""One pass over the bytes of many tensors, by several threads, in constant memory."""
+"""One pass over the bytes of many tensors, by several threads, in constant memory.
+
+Half of the threads read and compute checksums, in large portions; the others measure what was read. Where all do both,
+they often wait for the interpreter's lock between their many short calls, and waking up takes longer than such a call.
+"""
 
 from __future__ import annotations
 
 import os
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -11,14 +16,17 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from gradforensics.checkpoints import stats
 from gradforensics.checkpoints.model import Checksum, Tensor
-from gradforensics.checkpoints.refs import Piece, Run, TensorRef, pieces
+from gradforensics.checkpoints.refs import Piece, Run, TensorRef, blocks, pieces
 from gradforensics.checkpoints.stats import Part, Stats, Workspace
 from gradforensics.untrusted.files import RefusedError
 
-_PIECE_BYTES = 32 << 20  # of one tensor in one piece
-_UNIT_PIECES = 256  # small pieces that one thread does in one go
+_UNIT_BYTES = 8 << 20  # what one thread does in one go: a piece of a tensor, or many small tensors
+_UNIT_PIECES = 1024
+_ALIGNED = 64  # every piece begins at a multiple of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,7 @@ def scan(
 
     threads: None means one per processor, up to 4; the results do not depend on it. progress: called with the bytes
     done and the bytes in all. A tensor that cannot be read costs only its own result. An interrupt ends the pass after
-    the pieces that are being read.
+    what is being read and measured at that moment, some megabytes.
     """
     threads = threads or min(4, os.cpu_count() or 1)
     jobs = [*(_Job(tensor.ref, tensor.checksum) for tensor in tensors), *(_raw_job(checksum) for checksum in checksums)]
@@ -87,12 +95,12 @@ def _fails(job: _Job, checksum: Checksum) -> bool:
 
 
 class _Task(NamedTuple):
+    """A piece of a job; its `nbytes` bytes are read to the buffer's byte `at`."""
+
     job: _Job
     piece: Piece
-
-    @property
-    def nbytes(self) -> int:
-        return sum(run.count for run in self.piece.runs) * self.job.ref.itemsize
+    at: int
+    nbytes: int
 
 
 _Unit: TypeAlias = list[_Task]
@@ -100,55 +108,88 @@ _Outcome: TypeAlias = Part | str
 
 
 def _units(jobs: Iterable[_Job]) -> Iterator[_Unit]:
-    """What one thread does in one go: pieces of at most _PIECE_BYTES, or many small ones of about as much in all."""
     unit: _Unit = []
-    size = 0
+    at = 0
     for job in jobs:
-        for piece in pieces(job.ref, _piece_elements(job.ref)):
-            task = _Task(job, piece)
-            unit.append(task)
-            size += task.nbytes
-            if size >= _PIECE_BYTES or len(unit) == _UNIT_PIECES:
+        for piece in pieces(job.ref, _piece_elements(job)):
+            nbytes = sum(run.count for run in piece.runs) * job.ref.itemsize
+            if at + nbytes > _UNIT_BYTES or len(unit) == _UNIT_PIECES:
                 yield unit
-                unit, size = [], 0
+                unit, at = [], 0
+            unit.append(_Task(job, piece, at, nbytes))
+            at = -(-(at + nbytes) // _ALIGNED) * _ALIGNED
     if unit:
         yield unit
 
 
-def _piece_elements(ref: TensorRef) -> int:
-    """Whole blocks, hence whole rows where rows are looked at."""
-    block = stats.layout(ref).elements
-    return max(_PIECE_BYTES // (block * ref.itemsize), 1) * block
+def _piece_elements(job: _Job) -> int:
+    """As many as fit; where they are measured, whole blocks and hence whole rows."""
+    if not job.measured:
+        return _UNIT_BYTES
+    block = stats.layout(job.ref).elements
+    return _UNIT_BYTES // (block * job.ref.itemsize) * block
 
 
 def _in_order(units: Iterator[_Unit], threads: int) -> Generator[tuple[_Unit, list[_Outcome]], None, None]:
-    """Do the units and give them back in their order, with few of them waiting at any time."""
-    pool = ThreadPoolExecutor(threads)
+    """Do the units and give them back in their order. There are as many at any time as there are buffers."""
+    readers = threads // 2
+    reading, measuring = ThreadPoolExecutor(max(readers, 1)), ThreadPoolExecutor(threads - readers)
+    buffers: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
+    for _ in range(threads + 1):
+        buffers.put(np.empty(_UNIT_BYTES, np.uint8))
     own = threading.local()
     waiting: deque[tuple[_Unit, Future[list[_Outcome]]]] = deque()
     try:
         for unit in units:
-            waiting.append((unit, pool.submit(_measure, unit, own)))
-            if len(waiting) > 2 * threads:
+            buffer = buffers.get()
+            read = reading.submit(_read, unit, buffer) if readers else None
+            waiting.append((unit, measuring.submit(_measure, unit, buffer, read, buffers, own)))
+            while waiting and waiting[0][1].done():
                 first, future = waiting.popleft()
                 yield first, future.result()
         while waiting:
             first, future = waiting.popleft()
             yield first, future.result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        reading.shutdown(cancel_futures=True)
+        measuring.shutdown(cancel_futures=True)
 
 
-def _measure(unit: _Unit, own: threading.local) -> list[_Outcome]:
-    """One outcome per task. `own` holds the thread's buffers."""
-    if not hasattr(own, "workspace"):
-        own.workspace = Workspace()
-    outcomes: list[_Outcome] = []
-    for job, piece in unit:
+def _read(unit: _Unit, buffer: np.ndarray) -> list[int | str]:
+    """Read the pieces to their places: the CRC-32 of each, or why it cannot be read."""
+    found: list[int | str] = []
+    for job, piece, at, nbytes in unit:
+        target = buffer[at : at + nbytes]
         try:
-            outcomes.append(stats.measure(job.ref, piece, own.workspace, values=job.measured))
+            for _ in blocks(piece.runs, job.ref.itemsize, target):
+                pass  # one block fills the target
+            found.append(stats.crc32(target))
         except RefusedError as error:
-            outcomes.append(str(error))
+            found.append(str(error))
         except OSError as error:
-            outcomes.append(error.strerror or str(error))
-    return outcomes
+            found.append(error.strerror or str(error))
+    return found
+
+
+def _measure(
+    unit: _Unit,
+    buffer: np.ndarray,
+    read: Future[list[int | str]] | None,
+    buffers: queue.SimpleQueue[np.ndarray],
+    own: threading.local,
+) -> list[_Outcome]:
+    """Measure the pieces as soon as they are read, and hand the buffer on. `own` holds the thread's workspace."""
+    try:
+        if not hasattr(own, "workspace"):
+            own.workspace = Workspace()
+        outcomes: list[_Outcome] = []
+        for (job, piece, at, nbytes), crc in zip(unit, read.result() if read else _read(unit, buffer), strict=True):
+            if isinstance(crc, str):
+                outcomes.append(crc)
+            elif job.measured:
+                outcomes.append(stats.measure(job.ref, buffer[at : at + nbytes], piece.first, crc, own.workspace))
+            else:
+                outcomes.append(Part(crc=crc, nbytes=nbytes))
+        return outcomes
+    finally:
+        buffers.put(buffer)

@@ -16,7 +16,7 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from gradforensics.checkpoints.numbers import FORMATS, Bits, Format, decode
-from gradforensics.checkpoints.refs import Piece, TensorRef, blocks, pieces
+from gradforensics.checkpoints.refs import TensorRef, blocks
 
 BLOCK_BYTES = 1 << 20  # of float32 or float64
 _CHUNK = 1024  # numbers in one single-precision sum
@@ -83,10 +83,9 @@ def layout(ref: TensorRef) -> Layout:
 
 
 class Workspace:
-    """The buffers of one thread: a block as stored, as numbers, a copy of it, and a flag per number."""
+    """The buffers of one thread: a block as numbers, a copy of it, and a flag per number."""
 
     def __init__(self) -> None:
-        self.raw = np.empty(BLOCK_BYTES, np.uint8)
         self.values = np.empty(BLOCK_BYTES, np.uint8)
         self.spare = np.empty(BLOCK_BYTES, np.uint8)
         self.flags = np.empty(BLOCK_BYTES // 4, np.bool_)
@@ -151,25 +150,28 @@ class Part:
         self.finite = total
 
 
-def measure(ref: TensorRef, piece: Piece, workspace: Workspace, *, values: bool = True) -> Part:
-    """Read and measure one piece of a tensor; the piece begins at the beginning of a row where rows are looked at.
+def crc32(raw: np.ndarray) -> int:
+    """CRC-32 (zlib's polynomial) of uint8 (n,)."""
+    return zlib_ng.crc32(raw)
 
-    values: False for the fingerprint alone. Raises RefusedError where the file is shorter than the tensor, OSError
-    where it cannot be read.
+
+def measure(ref: TensorRef, raw: np.ndarray, first: int, crc: int, workspace: Workspace) -> Part:
+    """Measure consecutive elements of a tensor.
+
+    raw: uint8 (n * itemsize,), their stored bytes in reading order; crc: CRC-32 of these. first: the index of the first
+    element in reading order. Where rows are looked at, the elements are whole rows.
     """
-    form = FORMATS.get(ref.dtype) if values else None
-    elements, columns = layout(ref)
-    total, first, crc = Part(), piece.first, 0
-    with np.errstate(all="ignore"):
-        for raw in blocks(piece.runs, ref.itemsize, workspace.raw[: elements * ref.itemsize]):
-            crc = zlib_ng.crc32(raw, crc)
-            if form is not None:
-                part = _block(raw, form, columns, workspace)
+    form = FORMATS.get(ref.dtype)
+    total = Part(crc=crc, nbytes=raw.size)
+    if form is not None:
+        elements, columns = layout(ref)
+        size = elements * ref.itemsize
+        with np.errstate(all="ignore"):
+            for start in range(0, raw.size, size):
+                part = _block(raw[start : start + size], form, columns, workspace)
                 if part.row_at >= 0:
-                    part.row_at += first // ref.shape[1]
+                    part.row_at += (first + start // ref.itemsize) // ref.shape[1]
                 total.add(part)
-            first += raw.size // ref.itemsize
-    total.crc, total.nbytes = crc, (first - piece.first) * ref.itemsize
     return total
 
 
@@ -202,10 +204,11 @@ def finish(ref: TensorRef, part: Part) -> Stats:
 
 
 def stats(ref: TensorRef) -> Stats:
-    """Read and measure one tensor in this thread. Raises RefusedError and OSError as `measure` does."""
-    workspace, total = Workspace(), Part()
-    for piece in pieces(ref, layout(ref).elements):
-        total.add(measure(ref, piece, workspace))
+    """Read and measure one tensor in this thread. Raises RefusedError and OSError as reading does."""
+    workspace, total, first = Workspace(), Part(), 0
+    for raw in blocks(ref.runs, ref.itemsize, np.empty(layout(ref).elements * ref.itemsize, np.uint8)):
+        total.add(measure(ref, raw, first, crc32(raw), workspace))
+        first += raw.size // ref.itemsize
     return finish(ref, total)
 
 

@@ -339,7 +339,8 @@ class _Machine:
         elif isinstance(target, Record):
             target.state = state
         elif isinstance(target, Global):
-            self.note(target, state if isinstance(state, dict) else ())  # sets attributes of a class: only noted
+            setter = self.named(target.module, f"{target.name}.__setstate__")  # attributes of a class or function
+            self.note(setter, tuple(state) if isinstance(state, dict) else (state,))
         elif not isinstance(target, (dict, Tensor, set, str)):
             raise RefusedError(f"a state for a {type(target).__name__}")
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradforensics.checkpoints import stats
+from gradforensics.checkpoints import refs, stats
 from gradforensics.checkpoints.numbers import FORMATS, decode
-from gradforensics.checkpoints.refs import Run, TensorRef, pieces, strided
+from gradforensics.checkpoints.refs import Run, TensorRef, strided
 from gradforensics.checkpoints.stats import Part, Stats, Workspace, layout
 from gradforensics.untrusted.files import Memory, RefusedError
 
@@ -263,8 +263,9 @@ def test_any_tensor_agrees_with_the_oracle_whatever_the_blocks(case):
 def test_parts_add_up_to_the_whole(array, data):
     cut = data.draw(st.integers(1, array.size))
     ref, workspace, total = tensor(array), Workspace(), Part()
-    for piece in pieces(ref, cut):
-        total.add(stats.measure(ref, piece, workspace))
+    for first in range(0, array.size, cut):
+        raw = array[first : first + cut].view(np.uint8)
+        total.add(stats.measure(ref, raw, first, zlib.crc32(raw), workspace))
     check(stats.finish(ref, total), array)
 
 
@@ -339,6 +340,16 @@ def test_every_second_element_of_a_storage_is_measured_without_the_others():
     assert (found.min, found.max) == (1.0, 19.0)
     assert found.fingerprint == f"{zlib.crc32(taken.tobytes()):08x}"
     assert found.row_l2_max_index == 4
+
+
+def test_elements_far_apart_are_read_a_few_at_a_time(monkeypatch):
+    numbers = np.arange(10_000, dtype=np.float32)
+    ref = strided(Memory("m", numbers.tobytes()), 0, "float32", (100,), (100,))
+    expected = stats.stats(ref)
+    for span in (1, 999, 4000):
+        monkeypatch.setattr(refs, "_SPAN", span)
+        assert stats.stats(ref) == expected
+    assert expected.fingerprint == f"{zlib.crc32(numbers[::100].tobytes()):08x}"
 
 
 def test_a_file_that_is_too_short_is_refused():

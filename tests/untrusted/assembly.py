@@ -161,3 +161,17 @@ def torch_zip(root: bytes, storages: Mapping[str, bytes] | None = None, *more: R
     records = [Record(b"archive/data.pkl", root), Record(b"archive/byteorder", b"little")]
     records += [Record(f"archive/data/{key}".encode(), data) for key, data in (storages or {}).items()]
     return archive(*records, Record(b"archive/version", b"3\n"), *more)
+
+
+SYSTEM = name("posix", "system")
+FLOAT4 = call(name("numpy", "dtype"), text("f4"))
+_NDARRAY = name("numpy", "ndarray")
+EMPTY_ARRAY = call(name("numpy._core.multiarray", "_reconstruct"), _NDARRAY, tupled(number(0)), octets(b"b"))
+# a text, ten of it, ten of those ...: stored in the memo, the last of them under number 30
+LAUGHS = text("lol") + put(0) + POP + b"".join(MARK + get(i) * 10 + b"t" + put(i + 1) + POP for i in range(30))
+LAUGH = get(30)
+
+
+def evil(command: str) -> bytes:
+    """A pickle that would run the command."""
+    return whole(call(SYSTEM, text(command)))

@@ -29,7 +29,9 @@ from tests.untrusted.assembly import (
     STACK_GLOBAL,
     STOP,
     STORAGE,
+    SYSTEM,
     call,
+    evil,
     get,
     legacy,
     name,
@@ -43,7 +45,8 @@ from tests.untrusted.assembly import (
     torch_zip,
     tupled,
     whole,
-)  # fmt: skip
+)
+from tests.untrusted.gadgets import GADGETS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,158 +72,6 @@ def code(command: str) -> str:
 
 # -- one call of a function that runs code ----------------------------------------------------------------------------
 
-# module, attribute, what it is given: a command, source text, or nothing; where it was published
-GADGETS = [
-    ("posix", "system", "command", "classic"),
-    ("nt", "system", "command", "classic"),
-    ("os", "popen", "command", "classic"),
-    ("os", "execvp", "command", "classic"),
-    ("subprocess", "Popen", "command", "classic"),
-    ("subprocess", "check_output", "command", "classic"),
-    ("builtins", "eval", "source", "classic"),
-    ("builtins", "exec", "source", "classic"),
-    ("builtins", "compile", "source", "classic"),
-    ("builtins", "__import__", "nothing", "GHSA-h4rm-mm56-xf63"),
-    ("builtins", "breakpoint", "nothing", "modelscan"),
-    ("builtins", "open", "nothing", "modelscan"),
-    ("builtins", "map", "nothing", "modelaudit"),
-    ("__builtin__", "execfile", "nothing", "python2"),
-    ("__builtin__", "apply", "nothing", "python2"),
-    ("commands", "getoutput", "command", "python2"),
-    ("cPickle", "loads", "nothing", "python2"),
-    ("shutil", "rmtree", "nothing", "picklescan-29"),
-    ("runpy", "run_path", "nothing", "GHSA-wfq2-52f7-7qvj"),
-    ("runpy", "_run_code", "source", "picklescan"),
-    ("pty", "spawn", "command", "GHSA-r7v6-mfhq-g3m2"),
-    ("marshal", "loads", "nothing", "GHSA-565g-hwwr-4pp3"),
-    ("types", "FunctionType", "nothing", "GHSA-565g-hwwr-4pp3"),
-    ("types", "CodeType", "nothing", "picklescan"),
-    ("cProfile", "run", "source", "GHSA-49gj-c84q-6qm9"),
-    ("cProfile", "runctx", "source", "GHSA-9w88-8rmg-7g2p"),
-    ("profile", "Profile.run", "source", "GHSA-x696-vm39-cp64"),
-    ("profile", "Profile.runctx", "source", "GHSA-6vqj-c2q5-j97w"),
-    ("trace", "Trace.run", "source", "GHSA-5qwp-399c-mjwf"),
-    ("trace", "Trace.runctx", "source", "GHSA-g344-hcph-8vgg"),
-    ("timeit", "timeit", "source", "GHSA-v7x6-rv5q-mhwc"),
-    ("pdb", "run", "source", "picklescan-29"),
-    ("bdb", "Bdb.run", "source", "picklescan-29"),
-    ("doctest", "debug_script", "source", "GHSA-fqq6-7vqf-w3fg"),
-    ("code", "InteractiveInterpreter", "nothing", "GHSA-q5qq-mvfm-j35x"),
-    ("code", "InteractiveInterpreter.runcode", "source", "GHSA-cj3c-v495-4xqh"),
-    ("codeop", "compile_command", "source", "GHSA-g38g-8gr9-h9xp"),
-    ("compileall", "compile_file", "nothing", "GHSA-g38g-8gr9-h9xp"),
-    ("py_compile", "compile", "nothing", "GHSA-g38g-8gr9-h9xp"),
-    ("importlib", "import_module", "nothing", "GHSA-q5qq-mvfm-j35x"),
-    ("pkgutil", "resolve_name", "nothing", "GHSA-vvpj-8cmc-gx39"),
-    ("zipimport", "zipimporter", "nothing", "fickling-215"),
-    ("pydoc", "locate", "nothing", "GHSA-5hvc-6wx8-mvv4"),
-    ("pydoc", "pipepager", "command", "picklescan"),
-    ("_pyrepl.pager", "pipe_pager", "command", "GHSA-g38g-8gr9-h9xp"),
-    ("uuid", "_get_command_stdout", "command", "GHSA-5hwf-rc88-82xm"),
-    ("_aix_support", "_read_cmd_output", "command", "GHSA-5hwf-rc88-82xm"),
-    ("_osx_support", "_find_build_tool", "command", "GHSA-5hwf-rc88-82xm"),
-    ("imaplib", "IMAP4_stream", "command", "GHSA-g38g-8gr9-h9xp"),
-    ("test.support.script_helper", "assert_python_ok", "source", "GHSA-g38g-8gr9-h9xp"),
-    ("_posixsubprocess", "fork_exec", "command", "GHSA-m6fh-58r7-x697"),
-    ("site", "addpackage", "nothing", "GHSA-m6fh-58r7-x697"),
-    ("atexit", "register", "nothing", "GHSA-m6fh-58r7-x697"),
-    ("_interpreters", "run_string", "source", "GHSA-6ggj-6f2q-f7mx"),
-    ("_xxsubinterpreters", "run_string", "source", "GHSA-6ggj-6f2q-f7mx"),
-    ("multiprocessing.util", "spawnv_passfds", "command", "GHSA-q5qq-mvfm-j35x"),
-    ("asyncio.unix_events", "_UnixSubprocessTransport._start", "command", "CVE-2025-10157"),
-    ("concurrent.futures.process", "ProcessPoolExecutor.submit", "nothing", "modelaudit"),
-    ("_thread", "start_new_thread", "nothing", "modelaudit"),
-    ("ctypes", "CDLL", "nothing", "GHSA-4675-36f9-wf6r"),
-    ("_ctypes", "dlopen", "nothing", "fickling-215"),
-    ("operator", "attrgetter", "nothing", "picklescan"),
-    ("_operator", "methodcaller", "command", "GHSA-955r-x9j8-7rhh"),
-    ("_operator", "attrgetter", "nothing", "GHSA-46h3-79wf-xr6c"),
-    ("functools", "partial", "nothing", "picklescan"),
-    ("functools", "reduce", "nothing", "modelaudit"),
-    ("itertools", "starmap", "nothing", "modelaudit"),
-    ("weakref", "finalize", "nothing", "modelaudit"),
-    ("pip", "main", "nothing", "CVE-2025-1716"),
-    ("ensurepip", "_run_pip", "nothing", "GHSA-xp4f-hrf8-rxw7"),
-    ("venv", "create", "nothing", "picklescan"),
-    ("setuptools._distutils.spawn", "spawn", "command", "modelaudit"),
-    ("distutils.file_util", "write_file", "nothing", "GHSA-m273-6v24-x4m4"),
-    ("lib2to3.pgen2.grammar", "Grammar.loads", "nothing", "GHSA-f54q-57x4-jg88"),
-    ("lib2to3.pgen2.pgen", "ParserGenerator.make_label", "source", "GHSA-p9w7-82w4-7q8m"),
-    ("idlelib.debugobj", "ObjectTreeItem.SetText", "source", "GHSA-3vg9-h568-4w9m"),
-    ("idlelib.autocomplete", "AutoComplete.get_entity", "source", "GHSA-6w4w-5w54-rjvr"),
-    ("idlelib.autocomplete", "AutoComplete.fetch_completions", "source", "GHSA-7cq8-mj8x-j263"),
-    ("idlelib.calltip", "Calltip.fetch_tip", "source", "GHSA-8r4j-24qv-fmq9"),
-    ("idlelib.calltip", "get_entity", "source", "GHSA-9xph-j2h6-g47v"),
-    ("idlelib.run", "Executive.runcode", "source", "GHSA-m869-42cg-3xwr"),
-    ("idlelib.pyshell", "ModifiedInterpreter.runcommand", "source", "GHSA-j343-8v2j-ff7w"),
-    ("idlelib.pyshell", "ModifiedInterpreter.runcode", "source", "GHSA-3gf5-cxq9-w223"),
-    ("torch.utils.bottleneck.__main__", "run_cprofile", "source", "GHSA-4r9r-ch6f-vxmx"),
-    ("torch.utils.bottleneck.__main__", "run_autograd_prof", "source", "GHSA-4whj-rm5r-c2v8"),
-    ("torch._dynamo.guards", "GuardBuilder.get", "source", "GHSA-86cj-95qr-2p4f"),
-    ("torch.fx.experimental.symbolic_shapes", "ShapeEnv.evaluate_guards_expression", "source", "GHSA-f4x7-rfwp-v3xw"),
-    ("torch.utils.collect_env", "run", "command", "GHSA-f745-w6jp-hpxx"),
-    ("torch.utils.collect_env", "run_and_read_all", "command", "GHSA-jhph-76pp-mggw"),
-    ("torch.utils.data.datapipes.utils.decoder", "basichandlers", "nothing", "GHSA-h3qp-7fh3-f8h4"),
-    ("torch.jit.unsupported_tensor_ops", "execWrapper", "source", "GHSA-vr7h-p6mm-wpmh"),
-    ("torch.utils._config_module", "ConfigModule.load_config", "nothing", "GHSA-vv6j-3g6g-2pvj"),
-    ("torch._inductor.codecache", "compile_file", "command", "picklescan"),
-    ("torch.library", "torch.utils.collect_env.run", "command", "modelscan-338"),
-    ("torch.serialization", "load", "nothing", "picklescan"),
-    ("torch.hub", "load", "nothing", "modelaudit"),
-    ("torch", "load", "nothing", "modelaudit"),
-    ("torch", "from_file", "nothing", "torch"),
-    ("torch", "FloatStorage.from_file", "nothing", "torch"),
-    ("torch.fx.graph_module", "reduce_graph_module", "source", "torch"),
-    ("numpy.f2py.crackfortran", "getlincoef", "source", "GHSA-r8g5-cgf2-4m4m"),
-    ("numpy.testing._private.utils", "runstring", "source", "picklescan"),
-    ("numpy", "load", "nothing", "modelaudit"),
-    ("pandas.io.parsers.readers", "read_csv", "nothing", "modelscan-338"),
-    ("pandas", "eval", "source", "pandas"),
-    ("mlflow.projects.backend.local", "_run_entry_point", "command", "modelscan-338"),
-    ("transformers.models.auto.auto_factory", "getattribute_from_module", "nothing", "modelscan-338"),
-    ("_pickle", "loads", "nothing", "GHSA-84r2-jw7c-4r5q"),
-    ("dill._dill", "_create_function", "nothing", "modelaudit"),
-    ("cloudpickle.cloudpickle", "_make_function", "nothing", "picklescan"),
-    ("joblib", "load", "nothing", "modelaudit"),
-    ("shelve", "open", "nothing", "fickling"),
-    ("sqlite3", "connect", "nothing", "GHSA-mhc9-48gj-9gp3"),
-    ("yaml", "unsafe_load", "source", "modelaudit"),
-    ("copyreg", "add_extension", "nothing", "modelaudit"),
-    ("logging", "FileHandler", "nothing", "CVE-2026-56304"),
-    ("logging.config", "dictConfig", "nothing", "modelaudit"),
-    ("_io", "FileIO", "nothing", "picklescan"),
-    ("pathlib", "Path.write_text", "nothing", "modelaudit"),
-    ("linecache", "getline", "nothing", "CVE-2025-46417"),
-    ("ssl", "get_server_certificate", "nothing", "CVE-2025-46417"),
-    ("socket", "create_connection", "nothing", "picklescan"),
-    ("socketserver", "TCPServer", "nothing", "GHSA-mhc9-48gj-9gp3"),
-    ("smtplib", "SMTP", "nothing", "GHSA-mxhj-88fx-4pcv"),
-    ("ftplib", "FTP", "nothing", "fickling"),
-    ("telnetlib", "Telnet", "nothing", "fickling"),
-    ("http.client", "HTTPSConnection", "nothing", "picklescan"),
-    ("httplib", "HTTPSConnection", "nothing", "python2"),
-    ("urllib.request", "urlopen", "nothing", "picklescan"),
-    ("requests.api", "get", "nothing", "picklescan"),
-    ("aiohttp.client", "ClientSession", "nothing", "picklescan"),
-    ("webbrowser", "open", "nothing", "picklescan"),
-    ("sys", "exit", "nothing", "picklescan"),
-    ("signal", "signal", "nothing", "GHSA-mhc9-48gj-9gp3"),
-    ("faulthandler", "_sigsegv", "nothing", "modelaudit"),
-    ("gc", "get_objects", "nothing", "modelaudit"),
-    ("typing", "get_type_hints", "nothing", "modelaudit"),
-    ("string", "Formatter.get_field", "nothing", "modelaudit"),
-    ("unittest.mock", "patch", "nothing", "modelaudit"),
-    ("tkinter", "Tcl", "nothing", "modelaudit"),
-    ("antigravity", "fly", "nothing", "classic"),
-    # a module also offers what it imported itself, and every object leads to every other
-    ("site", "os.system", "command", "modelscan-338"),
-    ("torch", "os.system", "command", "modelscan-338"),
-    ("collections", "_sys.modules.get", "nothing", "modelscan-338"),
-    ("statistics", "mean.__globals__.get", "nothing", "modelscan-338"),
-    ("builtins", "print.__class__.__base__.__subclasses__", "nothing", "modelscan-338"),
-    ("collections", "Counter.__subclasses__", "nothing", "modelaudit"),
-]
-
 
 def _gadget(module: str, attribute: str, given: str) -> Callable[[str], bytes]:
     def make(command: str) -> bytes:
@@ -238,7 +89,6 @@ CALLING = [
 
 # -- the same call said in another way --------------------------------------------------------------------------------
 
-_SYSTEM = name("posix", "system")
 _CALLED = ("posix.system",)
 
 
@@ -255,10 +105,6 @@ def _said(
 
 def _plain(file: str, make: Callable[[str], bytes], *danger: str, refused: str = "", notice: str = "") -> Case:
     return Case(f"{file}.pkl", make, refused, danger or _CALLED, notice=notice)
-
-
-def _evil(command: str) -> bytes:
-    return whole(call(_SYSTEM, text(command)))
 
 
 def _joined(*parts: str) -> bytes:
@@ -297,16 +143,16 @@ def _memo_out_of_order(_: str) -> bytes:
 
 
 def _dict_subclass(command: str) -> bytes:
-    made = call(name("package.module", "StateDict")) + EMPTY_DICT + text("__reduce__") + _SYSTEM + SETITEM + BUILD
-    return whole(made, MARK, text("weight"), call(_SYSTEM, text(command)), b"u")
+    made = call(name("package.module", "StateDict")) + EMPTY_DICT + text("__reduce__") + SYSTEM + SETITEM + BUILD
+    return whole(made, MARK, text("weight"), call(SYSTEM, text(command)), b"u")
 
 
 SAYING = [
     _said("say-inst", lambda c: whole(MARK, text(c), b"iposix\nsystem\n")),
-    _said("say-obj", lambda c: whole(MARK, _SYSTEM, text(c), b"o")),
-    _said("say-obj-popped-GHSA-mxhj-88fx-4pcv", lambda c: whole(MARK, _SYSTEM, text(c), b"o", POP, NONE)),
-    _said("say-newobj", lambda c: whole(_SYSTEM, tupled(text(c)), b"\x81")),
-    _said("say-newobj-ex", lambda c: whole(_SYSTEM, tupled(text(c)), EMPTY_DICT, b"\x92", protocol=PROTO4)),
+    _said("say-obj", lambda c: whole(MARK, SYSTEM, text(c), b"o")),
+    _said("say-obj-popped-GHSA-mxhj-88fx-4pcv", lambda c: whole(MARK, SYSTEM, text(c), b"o", POP, NONE)),
+    _said("say-newobj", lambda c: whole(SYSTEM, tupled(text(c)), b"\x81")),
+    _said("say-newobj-ex", lambda c: whole(SYSTEM, tupled(text(c)), EMPTY_DICT, b"\x92", protocol=PROTO4)),
     _said("say-extension-1", lambda _: whole(b"\x82\x01", EMPTY_TUPLE, REDUCE), "copyreg.extension.1"),
     _said("say-extension-2", lambda _: whole(b"\x83\x01\x01", EMPTY_TUPLE, REDUCE), "copyreg.extension.257"),
     _said("say-extension-4", lambda _: whole(b"\x84\xff\xff\xff\x7f"), "copyreg.extension.2147483647"),
@@ -329,7 +175,7 @@ SAYING = [
     ),
     _said(
         "say-partial",
-        lambda c: whole(call(call(name("functools", "partial"), _SYSTEM), text(c))),
+        lambda c: whole(call(call(name("functools", "partial"), SYSTEM), text(c))),
         "functools.partial",
         *_CALLED,
     ),
@@ -339,13 +185,11 @@ SAYING = [
         "site.os",
         "site.os.system",
     ),
-    _said("say-factory-of-defaultdict", lambda _: whole(call(name("collections", "defaultdict"), _SYSTEM))),
+    _said("say-factory-of-defaultdict", lambda _: whole(call(name("collections", "defaultdict"), SYSTEM))),
     _said(
         "say-rebuild-from-type",
         lambda c: whole(
-            call(
-                name("torch._tensor", "_rebuild_from_type_v2"), _SYSTEM, name("torch", "Tensor"), tupled(text(c)), NONE
-            )
+            call(name("torch._tensor", "_rebuild_from_type_v2"), SYSTEM, name("torch", "Tensor"), tupled(text(c)), NONE)
         ),
     ),
     _said(
@@ -373,7 +217,7 @@ SAYING = [
     _plain("say-memo-out-of-order-picklescan-22", _memo_out_of_order, "os.system"),
     _said(
         "say-memo-sparse",
-        lambda c: whole(_SYSTEM, b"r\xfe\xff\xff\x7f", POP, b"j\xfe\xff\xff\x7f", tupled(text(c)), REDUCE),
+        lambda c: whole(SYSTEM, b"r\xfe\xff\xff\x7f", POP, b"j\xfe\xff\xff\x7f", tupled(text(c)), REDUCE),
     ),
     _plain("say-texts-with-escapes", lambda _: b"S'po\\x73ix'\nS'\\163ystem'\n\x93(S'id'\ntR."),
     _plain("say-unicode-with-escapes", lambda _: b"V\\u0070osix\nV\\u0073ystem\n\x93(Vid\ntR."),
@@ -384,23 +228,25 @@ SAYING = [
     ),
     _plain("say-first-operand-at-0-CVE-2025-71325", lambda _: b"S'posix'\nS'system'\n\x93(S'id'\ntR."),
     _plain(
-        "say-behind-an-unusual-opcode-fickling-322", lambda c: whole(EMPTY_DICT, b"F1.0\n", POP, POP, _evil(c)[2:-1])
+        "say-behind-an-unusual-opcode-fickling-322", lambda c: whole(EMPTY_DICT, b"F1.0\n", POP, POP, evil(c)[2:-1])
     ),
-    _plain("say-with-long-frames", lambda c: PROTO4 + b"\x95" + struct.pack("<Q", 3) + _evil(c)[2:]),
-    _plain("say-behind-many-protocols", lambda c: PROTO5 + PROTO2 * 1000 + _evil(c)),
+    _plain("say-with-long-frames", lambda c: PROTO4 + b"\x95" + struct.pack("<Q", 3) + evil(c)[2:]),
+    _plain("say-behind-many-protocols", lambda c: PROTO5 + PROTO2 * 1000 + evil(c)),
     _said("say-dict-subclass", _dict_subclass, other=("package.module.StateDict",)),
     _said(
         "say-state-of-a-class",
         lambda _: whole(
-            name("collections", "OrderedDict") + EMPTY_DICT + text("__reduce__") + _SYSTEM + SETITEM + BUILD
+            name("collections", "OrderedDict") + EMPTY_DICT + text("__reduce__") + SYSTEM + SETITEM + BUILD
         ),
+        "collections.OrderedDict.__setstate__",
+        *_CALLED,
     ),
-    _said("say-state-class", lambda _: _class_state(EMPTY_DICT + text("__class__") + _SYSTEM + SETITEM)),
+    _said("say-state-class", lambda _: _class_state(EMPTY_DICT + text("__class__") + SYSTEM + SETITEM)),
     _said(
         "say-setstate-GHSA-mhc9-48gj-9gp3",
         lambda c: whole(
             name("io", "BytesIO") + EMPTY_TUPLE + REDUCE,
-            EMPTY_DICT + text("__setstate__") + _SYSTEM + SETITEM,
+            EMPTY_DICT + text("__setstate__") + SYSTEM + SETITEM,
             BUILD,
             text(c),
             BUILD,
@@ -422,6 +268,7 @@ SAYING = [
             )
         ),
         "import whose name is no text",
+        danger=("numpy.prod.__setstate__",),
         other=("numpy.prod", "numpy.prod.a", "numpy.prod.b"),
     ),
     _said(
@@ -435,6 +282,7 @@ SAYING = [
             protocol=PROTO4,
         ),
         "numpy.__builtins__",
+        "numpy.size.__setstate__",
         other=("numpy.size",),
     ),
     _said(
@@ -447,7 +295,7 @@ SAYING = [
     _said(
         "say-name-that-is-a-number",
         lambda c: whole(
-            call(_SYSTEM, text(c)),
+            call(SYSTEM, text(c)),
             POP,
             number(42),
             MEMOIZE,
@@ -473,16 +321,16 @@ SAYING = [
         "subprocess.Popen",
     ),
     _said(
-        "say-pickle-inside-of-bytes", lambda c: whole(call(name("pickle", "loads"), octets(_evil(c)))), "pickle.loads"
+        "say-pickle-inside-of-bytes", lambda c: whole(call(name("pickle", "loads"), octets(evil(c)))), "pickle.loads"
     ),
     _said(
         "say-pickle-inside-of-torch-bytes",
-        lambda c: whole(call(name("torch.storage", "_load_from_bytes"), octets(legacy(_evil(c))))),
+        lambda c: whole(call(name("torch.storage", "_load_from_bytes"), octets(legacy(evil(c))))),
         "torch.storage._load_from_bytes",
     ),
     _plain(
         "say-pickle-inside-of-a-tensor",
-        lambda c: whole(call(name("torch.storage", "_load_from_bytes"), octets(legacy(_evil(c))))),
+        lambda c: whole(call(name("torch.storage", "_load_from_bytes"), octets(legacy(evil(c))))),
         refused="hold no storage",
     ),
     _plain(
@@ -491,7 +339,7 @@ SAYING = [
             call(
                 name("torch.storage", "_load_from_bytes"),
                 octets(
-                    STORAGE.replace(whole(storage(1)), PROTO2 + call(_SYSTEM, text(c)) + POP + whole(storage(1))[2:])
+                    STORAGE.replace(whole(storage(1)), PROTO2 + call(SYSTEM, text(c)) + POP + whole(storage(1))[2:])
                 ),
             )
         ),
@@ -499,14 +347,14 @@ SAYING = [
     _said(
         "say-in-a-persistent-id",
         lambda c: whole(
-            tupled(text("storage"), name("torch", "FloatStorage"), text("0"), call(_SYSTEM, text(c)), number(4)), PERSID
+            tupled(text("storage"), name("torch", "FloatStorage"), text("0"), call(SYSTEM, text(c)), number(4)), PERSID
         ),
         notice="have no record",
     ),
-    _said("say-persistent-id-that-is-a-call", lambda c: whole(call(_SYSTEM, text(c)), PERSID), refused="persistent id"),
+    _said("say-persistent-id-that-is-a-call", lambda c: whole(call(SYSTEM, text(c)), PERSID), refused="persistent id"),
     _said(
         "say-persistent-id-module",
-        lambda _: whole(tupled(text("module"), _SYSTEM, text("f.py"), text("import os")), PERSID),
+        lambda _: whole(tupled(text("module"), SYSTEM, text("f.py"), text("import os")), PERSID),
     ),
     _said(
         "say-persistent-id-text",
@@ -521,7 +369,7 @@ SAYING = [
         "posix.FloatStorage",
         notice="have no record",
     ),
-    _said("say-before-a-tensor", lambda c: whole(call(_SYSTEM, text(c)), POP, tensor()), notice="have no record"),
+    _said("say-before-a-tensor", lambda c: whole(call(SYSTEM, text(c)), POP, tensor()), notice="have no record"),
 ]
 
 
@@ -529,7 +377,7 @@ SAYING = [
 
 
 def _payload(command: str) -> bytes:
-    return PROTO2 + call(_SYSTEM, text(command))
+    return PROTO2 + call(SYSTEM, text(command))
 
 
 BREAKING = [
@@ -553,7 +401,7 @@ BREAKING = [
     ),
     _plain("break-bomb-behind", lambda c: _payload(c) + b"\x8b\0\0\0\x01" + STOP, refused="integer of"),
     _said("break-in-a-zip", lambda c: _payload(c) + b"\xff", refused="no pickle opcode"),
-    Case("break-second-pickle.pkl", lambda c: pickle.dumps(["a"], 2) + _evil(c), notice="behind the end"),
+    Case("break-second-pickle.pkl", lambda c: pickle.dumps(["a"], 2) + evil(c), notice="behind the end"),
 ]
 
 PICKLES = [*CALLING, *SAYING, *BREAKING]

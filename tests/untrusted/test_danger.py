@@ -5,7 +5,7 @@ import pytest
 from gradforensics.untrusted.danger import Executable, executable, is_dangerous
 from gradforensics.untrusted.inert import CALLS
 from gradforensics.untrusted.pickles import Use
-from tests.untrusted.hostile import GADGETS
+from tests.untrusted.gadgets import GADGETS
 
 
 @pytest.mark.parametrize("path", sorted({f"{module}.{attribute}" for module, attribute, *_ in GADGETS}))

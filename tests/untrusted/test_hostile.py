@@ -13,9 +13,10 @@ from gradforensics.checkpoints.discover import find
 from gradforensics.checkpoints.formats import torch_file
 from gradforensics.untrusted.files import RegularFile
 from tests.untrusted.hostile import PICKLES
-from tests.untrusted.hostile_files import COSTS, FILES
+from tests.untrusted.hostile_costs import COSTS, SAFETENSORS
+from tests.untrusted.hostile_files import FILES
 
-CASES = [*PICKLES, *FILES]
+CASES = [*PICKLES, *FILES, *COSTS, *SAFETENSORS]
 
 
 def watched(folder, *options):

@@ -1,6 +1,7 @@
 """What calls become: data for the few builders that are known, records for the rest, and no key that collides."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def test_a_parameter_is_its_tensor():
 
 
 def test_a_subclass_of_a_tensor_tells_its_name():
-    inner = (storage(), 0, (3,), (1,), False, {})
+    inner: tuple[Any, ...] = (storage(), 0, (3,), (1,), False, {})
     rebuild, kind = Global("torch._utils", "_rebuild_tensor_v2"), Global("package", "Subclass")
     made = called("torch._tensor._rebuild_from_type_v2", rebuild, kind, inner, {})
     assert isinstance(made, Tensor)
@@ -186,7 +187,7 @@ def test_whole_numbers_take_a_size_in_any_form():
 
 
 def test_arguments_are_described_shortly_and_without_following_them():
-    laughs = ("lol",)
+    laughs: tuple[Any, ...] = ("lol",)
     for _ in range(100):
         laughs = (laughs,) * 10
     assert describe(["a", 1, None, b"x", 1.5, Global("os", "system"), Record(Global("m", "f")), [1], laughs]) == (

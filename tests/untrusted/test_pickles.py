@@ -10,6 +10,7 @@ import pickle
 import struct
 import tracemalloc
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,9 +113,9 @@ def test_bytes_and_bytearrays_become_bytes(value, protocol):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_shared_and_self_references_stay_what_they_are(protocol):
     shared = [1]
-    ring = [shared, shared, {"shared": shared}]
+    ring: list[Any] = [shared, shared, {"shared": shared}]
     ring.append(ring)
-    around = {}
+    around: dict[str, Any] = {}
     around["self"] = (around, ring)
     found = value_of(pickle.dumps([ring, around], protocol))
     assert found[0][0] is found[0][1] is found[0][2]["shared"]
@@ -153,11 +154,12 @@ def test_arrays_without_numbers_hold_nothing(protocol):
 @dataclass
 class Settings:
     rate: float
-    names: list
+    names: list[str]
 
 
 class Slotted:
     __slots__ = ("left", "right")
+    left: int
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -195,6 +197,12 @@ def test_names_and_calls_are_noted_and_not_followed():
     assert found.uses["m.unused"].times_called == 0
 
 
+def test_a_state_set_on_a_class_is_noted_as_a_call():
+    found = loaded(whole(name("m", "Class"), EMPTY_DICT + text("attribute") + NONE + SETITEM, BUILD))
+    assert found.value == Global("m", "Class")
+    assert found.uses["m.Class.__setstate__"].arguments == "'attribute'"
+
+
 def test_an_attribute_of_a_name_is_a_longer_name():
     found = loaded(whole(call(name("builtins", "getattr"), name("torch.distributed", "Shard"), text("State"))))
     assert found.value == Global("torch.distributed", "Shard.State")
@@ -215,7 +223,8 @@ def test_the_names_before_a_break_are_told():
 
 
 def test_pickles_in_a_row_are_read_one_by_one():
-    parts = [pickle.dumps(value, protocol) for protocol in PROTOCOLS for value in ([protocol], "é" * 300, {})]
+    values: list[Any] = [[1], "é" * 300, {}]
+    parts = [pickle.dumps(value, protocol) for protocol in PROTOCOLS for value in values]
     data = b"".join(parts)
     at = 0
     for part in parts:

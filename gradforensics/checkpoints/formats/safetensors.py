@@ -14,9 +14,7 @@ from gradforensics.checkpoints.refs import Run, TensorRef
 from gradforensics.untrusted import dtypes
 from gradforensics.untrusted.files import Readable, RefusedError
 
-_MAX_HEADER = (
-    25_000_000  # the library takes 100 MB; 200 000 tensors need this much, and parsing takes six times as much
-)
+_MAX_HEADER = 25_000_000  # the library takes 100 MB; parsing takes six to eight times as much
 _MAX_TENSORS = 200_000
 _MAX_SHOWN = 120
 

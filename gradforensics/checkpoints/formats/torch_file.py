@@ -7,6 +7,7 @@ protocol, system, root and list of storage keys as five pickles, then every stor
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,8 @@ _ZIP_START = b"PK\x03\x04"
 _MAX_PICKLE = 256 << 20
 _MAX_INFLATED = 16 << 20  # torch stores data.pkl
 _MAX_KEY = 200
+_INNER = pickles.Limits(memory=4 << 20, seconds=0.5)  # the small pickles of a legacy file, and files inside of a pickle
+_KEYS = pickles.Limits(memory=32 << 20, seconds=0.5)
 _MAX_SMALL_RECORDS = 100
 
 
@@ -63,9 +66,11 @@ def read(file: Readable, *, limits: pickles.Limits = pickles.ORDINARY) -> TorchF
         head = opened.read(0, min(4, opened.size))
         if head == _ZIP_START:
             return _zip(file, opened, limits)
+        began = time.thread_time()
         first = pickles.load(opened, limits=limits, nested=_nested_storage)
         if first.value == _MAGIC:
-            return _legacy(file, opened, first, limits)
+            left = max(0.0, limits.seconds - (time.thread_time() - began))
+            return _legacy(file, opened, first, pickles.Limits(limits.memory, left))
         found = TorchFile("pickle", first.value, first.uses)
         if first.end < opened.size:
             found.notices.append(f"{opened.size - first.end} bytes behind the end of the pickle are not read")
@@ -236,9 +241,11 @@ def _end_of_small(opened: Opened, start: int) -> int:
 def _legacy(file: Readable, opened: Opened, first: pickles.Loaded, limits: pickles.Limits) -> TorchFile:
     uses = dict(first.uses)
 
-    def following(before: pickles.Loaded, persistent: _Storages | None = None) -> pickles.Loaded:
+    def following(
+        before: pickles.Loaded, within: pickles.Limits, persistent: _Storages | None = None
+    ) -> pickles.Loaded:
         try:
-            loaded = pickles.load(opened, before.end, limits=limits, persistent=persistent)
+            loaded = pickles.load(opened, before.end, limits=within, persistent=persistent)
         except RefusedError as error:
             _add(uses, error.uses)
             error.uses = uses
@@ -246,17 +253,17 @@ def _legacy(file: Readable, opened: Opened, first: pickles.Loaded, limits: pickl
         _add(uses, loaded.uses)
         return loaded
 
-    version = following(first)
+    version = following(first, _INNER)
     if version.value != _LEGACY_PROTOCOL:
         raise _refused("a torch file of a protocol that is not known", uses)
-    system = following(version)
+    system = following(version, _INNER)
     if not isinstance(system.value, dict) or system.value.get("little_endian") is not True:
         raise _refused("a torch file whose system record is none, or that is big-endian", uses)
     storages = _Storages(file, lambda _: None)
-    root = following(system, storages)
+    root = following(system, limits, storages)
     found = TorchFile("torch-legacy", root.value, uses, storages.known)
     try:
-        _legacy_storages(opened, following(root), found)
+        _legacy_storages(opened, following(root, _KEYS), found)
     except RefusedError as error:
         found.complete = False
         found.notices.append(f"its storages are cut or torn: {error}")
@@ -287,9 +294,6 @@ def _add(uses: dict[str, pickles.Use], more: Mapping[str, pickles.Use]) -> None:
     for name, use in more.items():
         if use.times_called or name not in uses:
             uses[name] = use
-
-
-_INNER = pickles.Limits(memory=4 << 20, seconds=0.5)
 
 
 def _nested_storage(data: bytes) -> pickles.Loaded:
