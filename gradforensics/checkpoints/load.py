@@ -24,6 +24,8 @@ from gradforensics.untrusted.files import Readable, RefusedError, RegularFile
 _LFS = b"version https://git-lfs.github.com/spec"
 _GLOBAL_STEP = re.compile(rb'"global_step"\s*:\s*(\d{1,15})\b')
 _OTHER_CONTENT = re.compile(r"\.(?:bin|pkl|pickle|tar)$")  # suffixes that many other files have
+_PICKLE = re.compile(r"\.(?:pt|pth|ckpt|pkl|pickle)$")
+_TEXT_PICKLE = frozenset(bytes([code]) for code in b"c(]}lIVSiFN")  # how pickles of protocols 0 and 1 begin
 _HEAD = 1 << 16
 _MAX_INDEX = 64 << 20
 
@@ -130,7 +132,7 @@ class _Loading:
             return
         elif base.endswith(".safetensors"):
             self._safetensors(file)
-        elif torch_file.looks_like_one(head):
+        elif torch_file.looks_like_one(head) or (_PICKLE.search(base) and head[:1] in _TEXT_PICKLE):
             self._torch(file)
         elif not _OTHER_CONTENT.search(base):
             raise RefusedError("neither a zip archive nor a pickle: not written by torch.save")
@@ -216,6 +218,7 @@ class _Loading:
             else:
                 self._broken(files[0].name, "the .metadata file that describes these data files is missing")
         except RefusedError as error:
+            self._uses(files[0].name, error.uses)
             self._broken(files[0].name, f"not read: {error}")
         except OSError as error:
             self._broken(files[0].name, f"not read: {error.strerror or error}")
@@ -237,6 +240,8 @@ class _Loading:
         for name, text in found.notices:
             self.checkpoint.notices.append(Notice(name, None, text))
         self.whole = self.whole and found.complete
+        for name, uses in found.uses:
+            self._uses(name, uses)
         for name, opened in found.opened:
             self._opened(name, opened)
         for part in found.parts:

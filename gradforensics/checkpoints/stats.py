@@ -1,9 +1,8 @@
 """Statistics of one tensor in one pass over its bytes: counts, extremes, moments, row norms and a fingerprint.
 
-The bytes go through in blocks that stay in a core's cache, each with eight calls of numpy that only read it where
-nothing is remarkable. All of them release the interpreter's lock, and none starts threads of its own: that rules out
-matmul and vecdot (which hold it) and BLAS. Single-precision sums run over at most 1024 numbers; they are added in
-double precision, blocks as in Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983).
+The bytes go through in blocks that stay in a core's cache; where nothing is remarkable, half a dozen calls of numpy
+look at each and only read it. Single-precision sums run over at most 1024 numbers; they are added in double precision,
+blocks as in Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983).
 """
 
 from __future__ import annotations
@@ -20,6 +19,9 @@ from gradforensics.checkpoints.refs import TensorRef, blocks
 
 BLOCK_BYTES = 1 << 20  # of float32 or float64
 _CHUNK = 1024  # numbers in one single-precision sum
+_BATCH = 8  # such sums in one product of a matrix and a vector: OpenBLAS starts threads of its own from 9216 numbers on
+_NARROW = 128  # numbers in a row; one product per shorter row costs more than it saves
+_ONES = {4: np.ones(_CHUNK, np.float32), 8: np.ones(_CHUNK, np.float64)}
 _SHARE = 0.5  # of the mean square that is the mean's: above, the variance is computed from shifted numbers
 _SHIFTS = 3  # the first may be off by rounding errors larger than the numbers' spread
 _UNSCALED = {4: (2.0**-50, 2.0**54), 8: (2.0**-400, 2.0**450)}  # largest magnitudes whose squares need no scaling
@@ -214,14 +216,21 @@ def stats(ref: TensorRef) -> Stats:
 
 def _block(raw: np.ndarray, form: Format, columns: int, workspace: Workspace) -> Part:
     """Measure one block: uint8 (n * itemsize,) of the stored type, whole rows where `columns` is not 0."""
-    x = decode(raw, form, workspace.values)
-    bits = (raw if form.ordered else x).view(form.bits.unsigned)
+    x = None if form.ordered else decode(raw, form, workspace.values)
+    bits = (raw if x is None else x).view(form.bits.unsigned)
     extremes = _extremes(bits, form.bits)
     if not extremes.finite:
+        x = decode(raw, form, workspace.values)
         return _damaged_block(x, bits, form, columns, workspace)
-    part = Part(finite=x.size)
+    part = Part(finite=bits.size)
     _count(part, bits, extremes, form, workspace)
-    _moments(part, x, columns, workspace)
+    planes = 1
+    if x is None:
+        if form.dropped and columns % 2 == 0 and bits.size % 2 == 0:
+            x, planes = decode_in_halves(raw, workspace.values), 2
+        else:
+            x = decode(raw, form, workspace.values)
+    _moments(part, x, columns, planes, workspace)
     return part
 
 

@@ -300,3 +300,12 @@ def test_one_optimizer_of_two_networks(tmp_path, tools):
     torch.save({**{n: net.state_dict() for n, net in nets.items()}, "opt": optimizer.state_dict()}, tmp_path / "a.pt")
     (group,) = tools.load_one(tmp_path).groups
     assert group.names == ["actor.0.weight", "actor.0.bias", "critic.0.weight", "critic.0.bias"]
+
+
+def test_executable_content_of_text_pickles_and_of_broken_ones_is_listed(tmp_path, tools):
+    (tmp_path / "a.pt").write_bytes(b"cposix\nsystem\n(Vtrue\ntR.")
+    (tmp_path / "b.ckpt").write_bytes(b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R\xff")
+    found = {c.path: c for c in tools.load_all(tmp_path)}
+    assert [(c.name, c.danger) for c in found["a.pt"].calls] == [("posix.system", True)]
+    assert [(c.name, c.danger) for c in found["b.ckpt"].calls] == [("posix.system", True)]
+    assert texts(found["b.ckpt"]) == ["not read: 0xff at byte 27 is no pickle opcode"]

@@ -19,7 +19,6 @@ from gradforensics.untrusted import dtypes, pickles
 from gradforensics.untrusted.files import Readable, RefusedError, Window
 from gradforensics.untrusted.inert import Global, Record, Tensor, dtype_of, whole_numbers
 
-_LARGE = pickles.Limits(memory=1 << 30, seconds=120.0)  # thousands of ranks have a large .metadata
 _MAX_ITEM = 64 << 20
 
 
@@ -49,7 +48,7 @@ class _Place(NamedTuple):
 
 def read(metadata: Readable, payload: Mapping[str, Readable]) -> DcpDirectory:
     """Read a directory. payload: the files beside .metadata, by name. Raises RefusedError, OSError."""
-    loaded = torch_file.read(metadata, limits=_LARGE)
+    loaded = torch_file.read(metadata, limits=pickles.Limits.for_size(metadata.size))
     root = loaded.root
     if not isinstance(root, Record) or not isinstance(root.get("state_dict_metadata"), dict):
         raise RefusedError("a .metadata file that describes no state")
@@ -143,6 +142,7 @@ class _Chunks:
                     continue
                 loaded = torch_file.read(window)
             except RefusedError as error:
+                self.found.uses |= error.uses
                 self.damaged.append(f"{name} ({error})")
                 continue
             self.found.uses |= loaded.uses
@@ -157,8 +157,10 @@ class _Chunks:
             opened = torch_file.read(window)
             ref = _reference(opened.root, dtype)
         except RefusedError as error:
+            self.found.uses |= error.uses
             self.damaged.append(f"{name} in {place.file} ({error})")
             return None
+        self.found.uses |= opened.uses
         self.found.checks += opened.checks()
         return ref
 

@@ -18,6 +18,7 @@ from gradforensics.checkpoints import layout, tree
 from gradforensics.checkpoints.formats import torch_file
 from gradforensics.checkpoints.layout import Content, Found
 from gradforensics.checkpoints.refs import Lost, Run, TensorRef
+from gradforensics.untrusted import pickles
 from gradforensics.untrusted.files import Readable, RefusedError
 from gradforensics.untrusted.inert import Record, Tensor, whole_numbers
 
@@ -38,10 +39,11 @@ class Part:
 
 @dataclass(slots=True)
 class DeepSpeedDirectory:
-    """One part per model-parallel rank; what the files would import; what is missing or contradicts."""
+    """One part per model-parallel rank; what is missing or contradicts. `uses`: of files that could not be read."""
 
     parts: list[Part] = field(default_factory=list)
     opened: list[tuple[str, torch_file.TorchFile]] = field(default_factory=list)
+    uses: list[tuple[str, Mapping[str, pickles.Use]]] = field(default_factory=list)
     notices: list[tuple[str, str]] = field(default_factory=list)
     complete: bool = True
 
@@ -59,6 +61,7 @@ def read(files: Mapping[str, Readable]) -> DeepSpeedDirectory:
             opened = torch_file.read(file)
         except RefusedError as error:
             found.notices.append((file.name, f"not read: {error}"))
+            found.uses.append((file.name, error.uses))
             found.complete = False
             continue
         found.opened.append((file.name, opened))

@@ -20,8 +20,6 @@ from gradforensics.untrusted.files import Memory, Opened, RefusedError, RegularF
 T = TypeVar("T")
 Sizes = tuple[tuple[int, ...], ...]
 
-# 2,000 entries, torch's default, take 0.1 s and 40 MB of these; buffers ten times as large are in use.
-_LIMITS = pickles.Limits(memory=640 << 20, seconds=10.0)
 _MOST_JSON = 128 << 20
 _MOST_MENDED = 64 << 20
 _MOST_ENTRIES = 200_000
@@ -157,13 +155,14 @@ def numel(sizes: Sizes) -> int:
 
 
 def _pickle(opened: Opened, name: str) -> tuple[Any, str]:
+    limits = pickles.Limits.for_size(opened.size)
     try:
-        return pickles.load(opened, limits=_LIMITS).value, ""
+        return pickles.load(opened, limits=limits).value, ""
     except RefusedError as error:
         mended = _mend(opened, name)
         if mended is None:
             raise
-        return pickles.load(mended, limits=_LIMITS).value, f"{error}: read up to the last whole entry"
+        return pickles.load(mended, limits=limits).value, f"{error}: read up to the last whole entry"
 
 
 def _mend(opened: Opened, name: str) -> Memory | None:
