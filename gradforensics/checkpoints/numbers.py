@@ -112,13 +112,13 @@ def _integer(name: str) -> Format:
     return Format(stored, work, _bits(work, 1.0))
 
 
-_BFLOAT16 = Format(np.dtype(np.uint16), _F4, _bits(_F4, 2.0**-126, 16), ordered=True)
+BFLOAT16 = Format(np.dtype(np.uint16), _F4, _bits(_F4, 2.0**-126, 16), ordered=True)
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool")
 FORMATS: dict[str, Format] = {
     "float64": _float(_F8),
     "float32": _float(_F4),
     "float16": _float(_F2),
-    "bfloat16": _BFLOAT16,
+    "bfloat16": BFLOAT16,
     "float8_e4m3fn": _byte_float(_byte_floats(3, 7), 2.0**-6),
     "float8_e5m2": _byte_float(_byte_floats(2, 15, infinity=True), 2.0**-14),
     "float8_e4m3fnuz": _byte_float(_byte_floats(3, 8, unsigned_zero=True), 2.0**-7),
@@ -146,13 +146,25 @@ def decode(raw: np.ndarray, form: Format, out: np.ndarray) -> np.ndarray:
         np.take(form.table, stored, out=values, mode="clip")
     elif form.stored == _F2:
         _decode_half(stored, values)
-    elif form is _BFLOAT16:
+    elif form is BFLOAT16:
         wide = values.view(np.uint32)
         np.copyto(wide, stored)
-        np.left_shift(wide, np.uint32(16), out=wide)
+        np.left_shift(wide, np.uint32(16), out=wide)  # bfloat16 is the upper half of float32
     else:
         np.copyto(values, stored, casting="unsafe")
     return values
+
+
+def decode_halves(raw: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """An even number of bfloat16 (uint8, (2 n,)) as float32 (n,) in `out`: the even ones first, then the odd ones.
+
+    In half of decode's time, because no number moves within its 32 bits but by shifting them.
+    """
+    pairs = raw.view(np.uint32)
+    wide = out[: 2 * raw.size].view(np.uint32)
+    np.left_shift(pairs, np.uint32(16), out=wide[: pairs.size])
+    np.bitwise_and(pairs, np.uint32(0xFFFF0000), out=wide[pairs.size :])
+    return wide.view(np.float32)
 
 
 def _decode_half(stored: np.ndarray, values: np.ndarray) -> None:

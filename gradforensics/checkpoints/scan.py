@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -131,28 +129,102 @@ def _piece_elements(job: _Job) -> int:
 
 
 def _in_order(units: Iterator[_Unit], threads: int) -> Generator[tuple[_Unit, list[_Outcome]], None, None]:
-    """Do the units and give them back in their order. There are as many at any time as there are buffers."""
-    readers = threads // 2
-    reading, measuring = ThreadPoolExecutor(max(readers, 1)), ThreadPoolExecutor(threads - readers)
-    buffers: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
-    for _ in range(threads + 1):
-        buffers.put(np.empty(_UNIT_BYTES, np.uint8))
-    own = threading.local()
-    waiting: deque[tuple[_Unit, Future[list[_Outcome]]]] = deque()
-    try:
+    """Do the units and give them back in their order."""
+    if threads > 1:
+        with _Pipeline(units, readers=threads // 2, measurers=threads - threads // 2) as pipeline:
+            yield from pipeline.in_order()
+    else:
+        buffer, workspace = np.empty(_UNIT_BYTES, np.uint8), Workspace()
         for unit in units:
-            buffer = buffers.get()
-            read = reading.submit(_read, unit, buffer) if readers else None
-            waiting.append((unit, measuring.submit(_measure, unit, buffer, read, buffers, own)))
-            while waiting and waiting[0][1].done():
-                first, future = waiting.popleft()
-                yield first, future.result()
-        while waiting:
-            first, future = waiting.popleft()
-            yield first, future.result()
-    finally:
-        reading.shutdown(cancel_futures=True)
-        measuring.shutdown(cancel_futures=True)
+            yield unit, _measure(unit, buffer, _read(unit, buffer), workspace)
+
+
+class _Filled(NamedTuple):
+    """A unit that was read into `buffer`; `crcs` as `_read` gives them."""
+
+    number: int
+    unit: _Unit
+    buffer: np.ndarray
+    crcs: list[int | str]
+
+
+class _Done(NamedTuple):
+    number: int
+    unit: _Unit
+    outcomes: list[_Outcome]
+
+
+class _Pipeline:
+    """Threads that read units and threads that measure them, and as many buffers as there are threads, and one more.
+
+    None in a queue: nothing more will come. An exception in `_done` is a fault of ours, which ends the pass.
+    """
+
+    def __init__(self, units: Iterator[_Unit], *, readers: int, measurers: int) -> None:
+        self._units = enumerate(units)
+        self._lock = threading.Lock()
+        self._reading, self._measuring = readers, measurers
+        self._stopped = False
+        self._free: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
+        self._filled: queue.SimpleQueue[_Filled | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Done | Exception | None] = queue.SimpleQueue()
+        for _ in range(readers + measurers + 1):
+            self._free.put(np.empty(_UNIT_BYTES, np.uint8))
+        works = [self._read_units] * readers + [self._measure_units] * measurers
+        self._threads = [threading.Thread(target=work, name="gradforensics-scan") for work in works]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped = True
+        self._free.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def in_order(self) -> Iterator[tuple[_Unit, list[_Outcome]]]:
+        """The units with their outcomes, in their order. Raises what a thread raised."""
+        wanted, early = 0, dict[int, _Done]()
+        while (done := self._done.get()) is not None:
+            if isinstance(done, Exception):
+                raise done
+            early[done.number] = done
+            while (first := early.pop(wanted, None)) is not None:
+                wanted += 1
+                yield first.unit, first.outcomes
+
+    def _read_units(self) -> None:
+        try:
+            while (buffer := self._free.get()) is not None and not self._stopped:
+                with self._lock:
+                    number, unit = next(self._units, (-1, None))
+                if unit is None:
+                    break
+                self._filled.put(_Filled(number, unit, buffer, _read(unit, buffer)))
+        except Exception as error:  # noqa: BLE001  it is raised again where the pass was asked for
+            self._done.put(error)
+        self._free.put(None)
+        with self._lock:
+            self._reading -= 1
+            if not self._reading:
+                self._filled.put(None)
+
+    def _measure_units(self) -> None:
+        try:
+            workspace = Workspace()
+            while (filled := self._filled.get()) is not None and not self._stopped:
+                outcomes = _measure(filled.unit, filled.buffer, filled.crcs, workspace)
+                self._free.put(filled.buffer)
+                self._done.put(_Done(filled.number, filled.unit, outcomes))
+        except Exception as error:  # noqa: BLE001  likewise
+            self._done.put(error)
+        self._filled.put(None)
+        with self._lock:
+            self._measuring -= 1
+            if not self._measuring:
+                self._done.put(None)
 
 
 def _read(unit: _Unit, buffer: np.ndarray) -> list[int | str]:
@@ -171,25 +243,14 @@ def _read(unit: _Unit, buffer: np.ndarray) -> list[int | str]:
     return found
 
 
-def _measure(
-    unit: _Unit,
-    buffer: np.ndarray,
-    read: Future[list[int | str]] | None,
-    buffers: queue.SimpleQueue[np.ndarray],
-    own: threading.local,
-) -> list[_Outcome]:
-    """Measure the pieces as soon as they are read, and hand the buffer on. `own` holds the thread's workspace."""
-    try:
-        if not hasattr(own, "workspace"):
-            own.workspace = Workspace()
-        outcomes: list[_Outcome] = []
-        for (job, piece, at, nbytes), crc in zip(unit, read.result() if read else _read(unit, buffer), strict=True):
-            if isinstance(crc, str):
-                outcomes.append(crc)
-            elif job.measured:
-                outcomes.append(stats.measure(job.ref, buffer[at : at + nbytes], piece.first, crc, own.workspace))
-            else:
-                outcomes.append(Part(crc=crc, nbytes=nbytes))
-        return outcomes
-    finally:
-        buffers.put(buffer)
+def _measure(unit: _Unit, buffer: np.ndarray, crcs: list[int | str], workspace: Workspace) -> list[_Outcome]:
+    """Measure the pieces that were read."""
+    outcomes: list[_Outcome] = []
+    for (job, piece, at, nbytes), crc in zip(unit, crcs, strict=True):
+        if isinstance(crc, str):
+            outcomes.append(crc)
+        elif job.measured:
+            outcomes.append(stats.measure(job.ref, buffer[at : at + nbytes], piece.first, crc, workspace))
+        else:
+            outcomes.append(Part(crc=crc, nbytes=nbytes))
+    return outcomes

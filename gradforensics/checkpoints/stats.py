@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from zlib_ng import zlib_ng
 
-from gradforensics.checkpoints.numbers import FORMATS, Bits, Format, decode
+from gradforensics.checkpoints.numbers import BFLOAT16, FORMATS, Bits, Format, decode, decode_halves
 from gradforensics.checkpoints.refs import TensorRef, blocks
 
 BLOCK_BYTES = 1 << 20  # of float32 or float64
 _CHUNK = 1024  # numbers in one single-precision sum
 _BATCH = 8  # such sums in one product of a matrix and a vector: OpenBLAS starts threads of its own from 9216 numbers on
 _NARROW = 128  # numbers in a row; one product per shorter row costs more than it saves
-_ONES = {4: np.ones(_CHUNK, np.float32), 8: np.ones(_CHUNK, np.float64)}
+_ONES: dict[int, np.ndarray] = {4: np.ones(_CHUNK, np.float32), 8: np.ones(_CHUNK, np.float64)}
 _SHARE = 0.5  # of the mean square that is the mean's: above, the variance is computed from shifted numbers
 _SHIFTS = 3  # the first may be off by rounding errors larger than the numbers' spread
 _UNSCALED = {4: (2.0**-50, 2.0**54), 8: (2.0**-400, 2.0**450)}  # largest magnitudes whose squares need no scaling
@@ -219,43 +219,40 @@ def _block(raw: np.ndarray, form: Format, columns: int, workspace: Workspace) ->
     x = None if form.ordered else decode(raw, form, workspace.values)
     bits = (raw if x is None else x).view(form.bits.unsigned)
     extremes = _extremes(bits, form.bits)
-    if not extremes.finite:
-        x = decode(raw, form, workspace.values)
-        return _damaged_block(x, bits, form, columns, workspace)
     part = Part(finite=bits.size)
+    if not extremes.finite:
+        _measure_damaged(part, decode(raw, form, workspace.values), bits, form, columns, workspace)
+        return part
     _count(part, bits, extremes, form, workspace)
-    planes = 1
-    if x is None:
-        if form.dropped and columns % 2 == 0 and bits.size % 2 == 0:
-            x, planes = decode_in_halves(raw, workspace.values), 2
-        else:
-            x = decode(raw, form, workspace.values)
-    _moments(part, x, columns, planes, workspace)
+    if form is BFLOAT16 and columns % 2 == 0 and bits.size % 2 == 0:
+        x, planes = decode_halves(raw, workspace.values), 2
+    else:
+        x, planes = decode(raw, form, workspace.values) if x is None else x, 1
+    _moments(part, x.reshape(planes, -1, (columns or x.size) // planes), workspace, rows=columns > 0)
     return part
 
 
-def _damaged_block(x: np.ndarray, bits: np.ndarray, form: Format, columns: int, workspace: Workspace) -> Part:
+def _measure_damaged(
+    part: Part, x: np.ndarray, bits: np.ndarray, form: Format, columns: int, workspace: Workspace
+) -> None:
     """Measure a block that holds NaN or infinities: its finite numbers, and its rows of nothing else."""
     finite = np.isfinite(x)
     good = x[finite]
-    part = Part(
-        finite=good.size,
-        nan=int(np.count_nonzero(np.isnan(x))),
-        posinf=int(np.count_nonzero(x == math.inf)),
-        neginf=int(np.count_nonzero(x == -math.inf)),
-    )
+    part.finite = good.size
+    part.nan = int(np.count_nonzero(np.isnan(x)))
+    part.posinf = int(np.count_nonzero(x == math.inf))
+    part.neginf = int(np.count_nonzero(x == -math.inf))
     if good.size:
         bits = bits[finite]
         _count(part, bits, _extremes(bits, form.bits), form, workspace)
-        _moments(part, good, 0, workspace)
+        _moments(part, good.reshape(1, 1, -1), workspace, rows=False)
     if columns:
         intact = np.flatnonzero(finite.reshape(-1, columns).all(axis=1))
         if intact.size:
             rows = Part(low=part.low, high=part.high)
-            _moments(rows, x.reshape(-1, columns)[intact].reshape(-1), columns, workspace)
+            _moments(rows, x.reshape(1, -1, columns)[:, intact], workspace, rows=True)
             part.row_low, part.row_high, part.zero_rows = rows.row_low, rows.row_high, rows.zero_rows
             part.row_at = int(intact[rows.row_at])
-    return part
 
 
 class _Extremes(NamedTuple):
@@ -297,15 +294,18 @@ def _count(part: Part, bits: np.ndarray, extremes: _Extremes, form: Format, work
         part.subnormal = small - part.zero
 
 
-def _moments(part: Part, x: np.ndarray, columns: int, workspace: Workspace) -> None:
-    """Mean and standard deviation of finite x (n,) between part.low and part.high, and its rows' norms."""
-    low, high, spare = part.low, part.high, workspace.spare[: x.nbytes].view(x.dtype)
+def _moments(part: Part, x: np.ndarray, workspace: Workspace, *, rows: bool) -> None:
+    """Mean and standard deviation of finite x (planes, rows, n) between part.low and part.high, and its rows' norms.
+
+    planes: 2 where the even and the odd numbers of all rows lie apart.
+    """
+    low, high, spare = part.low, part.high, workspace.spare[: x.nbytes].view(x.dtype).reshape(x.shape)
     number = x.dtype.type
     scale = _scale(max(-low, high), x.itemsize)
     y = x if scale == 1.0 else np.multiply(x, number(scale), out=spare)
-    squares = _sums(y.reshape(-1, columns or x.size), squared=True)
-    if columns:
-        _rows(part, x.reshape(-1, columns), np.sqrt(squares) / scale, scale)
+    squares = _squares(y)
+    if rows:
+        _rows(part, x, np.sqrt(squares) / scale, scale)
     mean, square, base = _mean(y), float(np.add.reduce(squares)) / x.size, 0.0
     for _ in range(_SHIFTS):
         if mean * mean <= _SHARE * square:
@@ -318,7 +318,7 @@ def _moments(part: Part, x: np.ndarray, columns: int, workspace: Workspace) -> N
         if further != 1.0:
             np.multiply(y, number(further), out=y)
             scale *= further
-        mean, square = _mean(y), float(np.add.reduce(_sums(y.reshape(1, -1), squared=True))) / x.size
+        mean, square = _mean(y), float(np.add.reduce(_squares(y))) / x.size
     part.mean, part.std = base + mean / scale, math.sqrt(max(square - mean * mean, 0.0)) / scale
 
 
@@ -332,39 +332,49 @@ def _scale(largest: float, itemsize: int) -> float:
 
 
 def _mean(x: np.ndarray) -> float:
-    return float(np.add.reduce(_sums(x.reshape(1, -1), squared=False))) / x.size
+    """Of all numbers of x. A product with ones takes a third of the time of a sum."""
+    x = x.reshape(-1)
+    whole = x.size // (_BATCH * _CHUNK) * (_BATCH * _CHUNK)
+    sums = np.matmul(x[:whole].reshape(-1, _BATCH, _CHUNK), _ONES[x.itemsize])
+    return (float(np.add.reduce(sums, axis=None, dtype=np.float64)) + float(np.add.reduce(x[whole:]))) / x.size
 
 
-def _sums(x: np.ndarray, *, squared: bool) -> np.ndarray:
-    """float64 (rows,): the sums of the numbers, or of their squares, in each row of x (rows, columns)."""
-    rows, columns = x.shape
-    if columns <= _CHUNK:
-        return _row_sums(x, squared=squared).astype(np.float64)
-    whole = columns // _CHUNK * _CHUNK
-    chunks = _row_sums(x[:, :whole].reshape(rows, -1, _CHUNK), squared=squared)
-    sums: np.ndarray = np.add.reduce(chunks, axis=-1, dtype=np.float64)
-    if whole < columns:
-        sums += _row_sums(x[:, whole:], squared=squared)
+def _squares(x: np.ndarray) -> np.ndarray:
+    """float64 (rows,): the sums of the squares in each row of x (planes, rows, n)."""
+    planes, rows, n = x.shape
+    whole = n // _CHUNK * _CHUNK
+    sums = np.zeros(rows, np.float64)
+    if whole:
+        np.add.reduce(_products(x[:, :, :whole].reshape(planes, rows, -1, _CHUNK)), axis=(0, 2), out=sums)
+    if whole < n:
+        sums += np.add.reduce(_products(x[:, :, whole:]), axis=0, dtype=np.float64)
     return sums
 
 
-def _row_sums(x: np.ndarray, *, squared: bool) -> np.ndarray:
-    """Along the last axis, in x's own precision. einsum is three times as fast as sum."""
-    sums: np.ndarray = np.einsum("...i,...i->...", x, x) if squared else np.einsum("...i->...", x)
-    return sums
+def _products(x: np.ndarray) -> np.ndarray:
+    """The sums of squares along the last axis, in x's own precision."""
+    products: np.ndarray
+    if x.shape[-1] < _NARROW:
+        products = np.einsum("...i,...i->...", x, x)
+    else:
+        products = np.matmul(x[..., None, :], x[..., None])[..., 0, 0]
+    return products
 
 
 def _rows(part: Part, x: np.ndarray, norms: np.ndarray, scale: float) -> None:
-    """Extremes of the norms (n,) of the rows of x (n, columns), whose squares were computed times scale squared."""
-    certain = math.sqrt(x.shape[1] * float(np.finfo(x.dtype).tiny)) / scale
+    """Extremes of the rows' norms (rows,).
+
+    x: (planes, rows, n), whose squares were computed times scale squared.
+    """
+    certain = math.sqrt(x.size // x.shape[1] * float(np.finfo(x.dtype).tiny)) / scale
     if np.minimum.reduce(norms) <= certain:
         # squares of these rows' numbers may have vanished, and only a row of zeros counts as one
-        filled = np.logical_or.reduce(x, axis=1)
+        filled = np.logical_or.reduce(x, axis=(0, 2))
         part.zero_rows = filled.size - int(np.count_nonzero(filled))
         faint = np.flatnonzero((norms <= certain) & filled)
-        rows = x[faint].astype(np.float64)
-        largest = np.maximum(np.maximum.reduce(rows, axis=1), -np.minimum.reduce(rows, axis=1))
+        rows = x[:, faint].astype(np.float64)
+        largest = np.maximum(np.maximum.reduce(rows, axis=(0, 2)), -np.minimum.reduce(rows, axis=(0, 2)))
         rows /= largest[:, None]
-        norms[faint] = largest * np.sqrt((rows * rows).sum(axis=1))
+        norms[faint] = largest * np.sqrt((rows * rows).sum(axis=(0, 2)))
     part.row_at = int(norms.argmax())
     part.row_low, part.row_high = float(np.minimum.reduce(norms)), float(norms[part.row_at])

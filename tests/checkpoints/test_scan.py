@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gradforensics.checkpoints import refs, stats
 from gradforensics.checkpoints import scan as scanning
-from gradforensics.checkpoints import stats
 from gradforensics.checkpoints.model import Checksum, Tensor
 from gradforensics.checkpoints.refs import Run, TensorRef
 from gradforensics.checkpoints.scan import scan
@@ -164,7 +164,7 @@ def test_a_missing_file_is_a_sentence_without_its_path(tmp_path):
 
 
 def test_a_refused_tensor_keeps_the_first_reason(mixed, monkeypatch):
-    real = scanning.blocks
+    real = refs.blocks
     offsets = []
 
     def blocks(runs, itemsize, buffer):
@@ -198,20 +198,20 @@ def test_an_interrupt_ends_the_pass_without_the_rest(mixed, monkeypatch, threads
     assert len(begun) < 3 * len(mixed)
 
 
-def test_only_few_units_wait_at_any_time(mixed, monkeypatch):
-    made = []
-    real = scanning._units
+@pytest.mark.parametrize(("threads", "most"), [(1, 1), (2, 3), (4, 5)])
+def test_the_same_few_buffers_are_filled_again_and_again(mixed, monkeypatch, threads, most):
+    filled = []
+    real = scanning._read
 
-    def units(jobs):
-        for unit in real(jobs):
-            made.append(unit)
-            yield unit
+    def read(unit, buffer):
+        assert buffer.size == 20_000
+        filled.append(id(buffer))
+        return real(unit, buffer)
 
-    ahead = []
-    monkeypatch.setattr(scanning, "_units", units)
-    scan(mixed * 5, threads=2, progress=lambda *_: ahead.append(len(made) - len(ahead)))
-    assert max(ahead) <= 4
-    assert len(made) > 50
+    monkeypatch.setattr(scanning, "_read", read)
+    scan(mixed * 5, threads=threads)
+    assert len(filled) > 50
+    assert len(set(filled)) <= most
 
 
 @pytest.mark.parametrize("function", ["measure", "crc32"])
