@@ -107,7 +107,8 @@ class TravelSums:
 class StepSums:
     """Of two states one update apart, where all is finite: sums of ((1 - beta1) g)², of v_b, and of v's error.
 
-    v_error: |v_b - beta2 v_a - (1 - beta2) g²|. fit: of the movement.
+    v_error: |v_b - beta2 v_a - (1 - beta2) g²|. fit: of the movement. v, v_error and fit may be of fewer elements, the
+    same for all three.
     """
 
     count: int = 0
@@ -284,11 +285,16 @@ def measure_step(
     moved: np.ndarray | None,
     adam: Adam,
     work: Workspace,
+    *,
+    fitted: bool = True,
 ) -> StepSums:
-    """Measure two states one update apart, after measure_moments and measure_travel, from what these returned."""
+    """Measure two states one update apart, after measure_moments and measure_travel, from what these returned.
+
+    fitted: whether v's error and the fit are measured too, which cost more than all the rest.
+    """
     if moved is not None and (update is not None or adam.eps is None):
-        sums = _gradients(block, adam, work)
-        if update is not None:
+        sums = _gradients(block, adam, work, checked=fitted)
+        if update is not None and fitted:
             fit = Fit(moved.size, uu=moments.squares, ww=travel.weight, dd=travel.moved)
             _regress(fit, block.w_a, moved, update, work)
             sums.fit = fit
@@ -310,12 +316,14 @@ def measure_step(
     return sums
 
 
-def _gradients(block: Block, adam: Adam, work: Workspace) -> StepSums:
-    """The gradient that m tells, and whether v agrees."""
+def _gradients(block: Block, adam: Adam, work: Workspace, *, checked: bool = True) -> StepSums:
+    """The gradient that m tells and, where that is `checked`, whether v agrees."""
     x, y = work.x[: block.m_b.size], work.root[: block.m_b.size]
     np.multiply(block.m_a, adam.beta1, out=x)
     np.subtract(block.m_b, x, out=x)  # (1 - beta1) g
     gradient = squares(x)
+    if not checked:
+        return StepSums(x.size, gradient)
     np.multiply(x, x, out=x)
     np.multiply(x, (1.0 - adam.beta2) / (1.0 - adam.beta1) ** 2, out=x)
     np.multiply(block.v_a, adam.beta2, out=y)

@@ -37,6 +37,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with the bytes read and the bytes in all."""
 
 BLOCK = 1 << 16  # elements; what a block needs of up to seven tensors stays in the caches
+FITTED = 16  # blocks, a million elements: more make the recovered rate no more exact
 PIECE = BLOCK << 5  # elements of one task
 
 
@@ -108,7 +109,8 @@ class Travel:
     residual, see `adam.Fit.recover`; grad_l2: norm of g = (m_b - beta1 m_a) / (1 - beta1), the gradient as Adam got it
     (unscaled, clipped, with the coupled weight decay where there is one); v_error: mean of
     |v_b - beta2 v_a - (1 - beta2) g²| as a share of the mean of v_b; where the states are what they seem it is some
-    1e-8 in float32 and 1e-3 in bfloat16.
+    1e-8 in float32 and 1e-3 in bfloat16. All but grad_l2 are of blocks that are spread evenly over a tensor, about
+    FITTED of them, and of all elements of a smaller one.
 
     bound_ratio: largest |w_b - decay w_a| as a share of what Adam can do, C lr_sum, and rounding: (3 steps + 2) units
     of the weights' type at the largest |w|. Above 1 something else wrote the weights.
@@ -237,6 +239,11 @@ class _Job:
         return next(iter(self.refs.values())).stored
 
     @property
+    def every(self) -> int:
+        """Which blocks the fit is made on: every one of a tensor of up to FITTED blocks, else that many or more."""
+        return max(1, self.elements // (BLOCK * FITTED))
+
+    @property
     def nbytes(self) -> int:
         """Bytes that are read."""
         return sum(ref.nbytes for ref in self.refs.values())
@@ -349,8 +356,10 @@ def _measure(job: _Job, parts: Mapping[str, Piece]) -> _Sums:
     work, sums = Workspace(size, dtype), _Sums()
     streams = [_numbers(job.refs[name], part.runs, size, dtype) for name, part in parts.items()]
     with np.errstate(all="ignore"):
-        for arrays in zip(*streams, strict=True):
-            _measure_block(job, dict(zip(parts, arrays, strict=True)), work, sums)
+        first = next(iter(parts.values())).first // size
+        for index, arrays in enumerate(zip(*streams, strict=True), first):
+            fitted = index % job.every == 0
+            _measure_block(job, dict(zip(parts, arrays, strict=True)), work, sums, fitted=fitted)
     return sums
 
 
@@ -370,7 +379,7 @@ def _numbers(ref: TensorRef, runs: tuple[Run, ...], size: int, dtype: np.dtype[A
         yield _Numbers(block, values if values.dtype == dtype else values.astype(dtype))
 
 
-def _measure_block(job: _Job, numbers: Mapping[str, _Numbers], work: Workspace, sums: _Sums) -> None:
+def _measure_block(job: _Job, numbers: Mapping[str, _Numbers], work: Workspace, sums: _Sums, *, fitted: bool) -> None:
     arrays = {name: number.values for name, number in numbers.items()}
     moments, travel = MomentSums(), TravelSums()
     update = moved = None
@@ -382,7 +391,8 @@ def _measure_block(job: _Job, numbers: Mapping[str, _Numbers], work: Workspace, 
         travel, moved = measure_travel(arrays["w_a"], arrays["w_b"], _changed(job, numbers, work), decay, work)
         sums.travel.add(travel)
     if job.steps and job.adam is not None:
-        sums.step.add(measure_step(Block(**arrays), moments, update, travel, moved, job.adam, work))
+        block = Block(**arrays)
+        sums.step.add(measure_step(block, moments, update, travel, moved, job.adam, work, fitted=fitted))
 
 
 def _changed(job: _Job, numbers: Mapping[str, _Numbers], work: Workspace) -> int:

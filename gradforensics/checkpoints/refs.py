@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from gradforensics.untrusted.dtypes import ITEMSIZE
-from gradforensics.untrusted.files import Readable, RefusedError
+from gradforensics.untrusted.files import Opened, Readable, RefusedError
 
 
 class Run(NamedTuple):
@@ -67,6 +68,7 @@ class Lost:
     why: str
 
 
+Opening: TypeAlias = Callable[[Readable], AbstractContextManager[Opened]]
 _SPAN = 16 << 20  # bytes read at once where elements lie apart
 
 
@@ -93,17 +95,47 @@ def pieces(ref: TensorRef, elements: int) -> Iterator[Piece]:
         yield Piece(first, tuple(part))
 
 
-def blocks(runs: tuple[Run, ...], itemsize: int, buffer: np.ndarray) -> Iterator[np.ndarray]:
+def opened_once(file: Readable) -> AbstractContextManager[Opened]:
+    """Open a file for one use."""
+    return file.open()
+
+
+class KeptOpen:
+    """Keeps the file that was used last open for the next use; close() closes it. For one thread."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._file: Readable | None = None
+        self._opened: Opened | None = None
+
+    @contextmanager
+    def __call__(self, file: Readable) -> Iterator[Opened]:
+        """Open a file, or go on with it where it is the one."""
+        if self._opened is None or self._file is not file:
+            self.close()
+            self._opened = self._stack.enter_context(file.open())
+            self._file = file
+        yield self._opened
+
+    def close(self) -> None:
+        """Close the file."""
+        self._opened = None
+        self._stack.close()
+
+
+def blocks(
+    runs: tuple[Run, ...], itemsize: int, buffer: np.ndarray, opening: Opening = opened_once
+) -> Iterator[np.ndarray]:
     """The bytes of the runs' elements, in order, in blocks that fill `buffer` (uint8, a multiple of itemsize).
 
-    Yields uint8 views of `buffer`, valid until the next one; each is full but for the last. Raises RefusedError where
-    a file is shorter than its runs say, OSError where it cannot be read.
+    opening: how files are opened. Yields uint8 views of `buffer`, valid until the next one; each is full but for the
+    last. Raises RefusedError where a file is shorter than its runs say, OSError where it cannot be read.
     """
     view, have = buffer.data, 0
     index = 0
     while index < len(runs):
         file = runs[index].file
-        with file.open() as opened:
+        with opening(file) as opened:
             while index < len(runs) and runs[index].file is file:
                 run = runs[index]
                 done = 0

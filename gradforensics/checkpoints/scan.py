@@ -18,7 +18,7 @@ import numpy as np
 
 from gradforensics.checkpoints import stats
 from gradforensics.checkpoints.model import Checksum, Tensor
-from gradforensics.checkpoints.refs import Piece, Run, TensorRef, blocks, pieces
+from gradforensics.checkpoints.refs import KeptOpen, Piece, Run, TensorRef, blocks, pieces
 from gradforensics.checkpoints.stats import Part, Stats, Workspace
 from gradforensics.untrusted.files import RefusedError
 
@@ -135,8 +135,9 @@ def _in_order(units: Iterator[_Unit], threads: int) -> Generator[tuple[_Unit, li
             yield from pipeline.in_order()
     else:
         buffer, workspace = np.empty(_UNIT_BYTES, np.uint8), Workspace()
-        for unit in units:
-            yield unit, _measure(unit, buffer, _read(unit, buffer), workspace)
+        with closing(KeptOpen()) as opening:
+            for unit in units:
+                yield unit, _measure(unit, buffer, _read(unit, buffer, opening), workspace)
 
 
 class _Filled(NamedTuple):
@@ -197,12 +198,13 @@ class _Pipeline:
 
     def _read_units(self) -> None:
         try:
-            while (buffer := self._free.get()) is not None and not self._stopped:
-                with self._lock:
-                    number, unit = next(self._units, (-1, None))
-                if unit is None:
-                    break
-                self._filled.put(_Filled(number, unit, buffer, _read(unit, buffer)))
+            with closing(KeptOpen()) as opening:
+                while (buffer := self._free.get()) is not None and not self._stopped:
+                    with self._lock:
+                        number, unit = next(self._units, (-1, None))
+                    if unit is None:
+                        break
+                    self._filled.put(_Filled(number, unit, buffer, _read(unit, buffer, opening)))
         except Exception as error:  # noqa: BLE001  it is raised again where the pass was asked for
             self._done.put(error)
         self._free.put(None)
@@ -227,13 +229,13 @@ class _Pipeline:
                 self._done.put(None)
 
 
-def _read(unit: _Unit, buffer: np.ndarray) -> list[int | str]:
+def _read(unit: _Unit, buffer: np.ndarray, opening: KeptOpen) -> list[int | str]:
     """Read the pieces to their places: the CRC-32 of each, or why it cannot be read."""
     found: list[int | str] = []
     for job, piece, at, nbytes in unit:
         target = buffer[at : at + nbytes]
         try:
-            for _ in blocks(piece.runs, job.ref.itemsize, target):
+            for _ in blocks(piece.runs, job.ref.itemsize, target, opening):
                 pass  # one block fills the target
             found.append(stats.crc32(target))
         except RefusedError as error:

@@ -610,3 +610,33 @@ def test_progress_counts_the_bytes_of_every_tensor_that_is_read(small_blocks, st
     assert calls[-1] == (total, total)
     assert calls == sorted(calls)
     assert len(calls) > len(after)
+
+
+def test_the_fit_on_some_blocks_of_a_large_tensor_finds_the_same_rate(disk, monkeypatch):
+    import torch
+
+    model = torch.nn.Linear(700, 600, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
+    train_on_noise(model, optimizer, 3)
+    before = disk.save(model, optimizer)
+    train_on_noise(model, optimizer, 1)
+    after = disk.save(model, optimizer)
+    (whole,) = travels(before, after, first_step=3, step=4).travels
+    monkeypatch.setattr(pairs, "BLOCK", 4096)
+    monkeypatch.setattr(pairs, "PIECE", 3 * 4096)
+    (some,) = travels(before, after, first_step=3, step=4).travels
+    assert 420_000 // (4096 * pairs.FITTED) > 1  # blocks are left out
+    assert some.recovered_lr == pytest.approx(whole.recovered_lr, rel=1e-4)
+    assert some.recovered_wd == pytest.approx(0.1, rel=1e-2)
+    assert some.grad_l2 == pytest.approx(whole.grad_l2, rel=1e-6)
+    assert some.residual < 1e-4
+    assert some.v_error < 1e-6
+
+
+def train_on_noise(model, optimizer, steps):
+    import torch
+
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()

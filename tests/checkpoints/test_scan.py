@@ -167,11 +167,11 @@ def test_a_refused_tensor_keeps_the_first_reason(mixed, monkeypatch):
     real = refs.blocks
     offsets = []
 
-    def blocks(runs, itemsize, buffer):
+    def blocks(runs, itemsize, buffer, opening):
         if runs[0].offset and runs[0].offset < mixed[0].ref.nbytes:
             offsets.append(runs[0].offset)
             raise RefusedError(f"refused at {runs[0].offset}")
-        yield from real(runs, itemsize, buffer)
+        yield from real(runs, itemsize, buffer, opening)
 
     monkeypatch.setattr(scanning, "blocks", blocks)
     assert scan(mixed, threads=3).results[0] == f"refused at {min(offsets)}"
@@ -203,10 +203,10 @@ def test_the_same_few_buffers_are_filled_again_and_again(mixed, monkeypatch, thr
     filled = []
     real = scanning._read
 
-    def read(unit, buffer):
+    def read(unit, buffer, opening):
         assert buffer.size == 20_000
         filled.append(id(buffer))
-        return real(unit, buffer)
+        return real(unit, buffer, opening)
 
     monkeypatch.setattr(scanning, "_read", read)
     scan(mixed * 5, threads=threads)
