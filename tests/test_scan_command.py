@@ -238,7 +238,7 @@ def test_damage_is_found_and_named(here, save, torch, capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert "incomplete or damaged" in out
     assert "CRC-32" in out
-    assert "(tensor w) is wrong" in out
+    assert "wrong, such as tensor w" in out
 
 
 def test_json_holds_everything(here, trained, tmp_path, capsys, valid):

@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from gradforensics.checkpoints import processes
 from gradforensics.checkpoints.adam import UNIT_ROUNDOFF, Adam, Hyper, Recovered, adam, bound
 from gradforensics.checkpoints.elementwise import (
     Block,
@@ -159,6 +161,11 @@ def moments(
 
     A parameter that cannot be measured or read is named in `skipped`. threads: None means one per processor, up to 4.
     """
+    if threads is None:
+        shares = processes.shares([_nbytes(parameter) for parameter in parameters])
+        if len(shares) > 1:
+            parts = [[parameters[index] for index in share] for share in shares]
+            return _merged([p.name for p in parameters], processes.run(_moments_part, parts, progress))
     measured, jobs = Measured(), []
     for parameter in parameters:
         job = _Job(parameter)
@@ -183,6 +190,13 @@ def travels(
     bound_ratio. Whether two states are one update apart is told by their own step counters, not by these.
     A parameter that cannot be compared, measured or read is named in `skipped`.
     """
+    if threads is None:
+        couples = _couples(before, after)
+        shares = processes.shares([sum(_nbytes(p) for p in couple if p) for couple in couples])
+        if len(shares) > 1:
+            work = partial(_travels_part, first_step=first_step, step=step, applied=applied)
+            parts = [[couples[index] for index in share] for share in shares]
+            return _merged([p.name for p in after], processes.run(work, parts, progress))
     measured, jobs = Measured(), []
     earlier = {parameter.name: parameter for parameter in before}
     for parameter in after:
@@ -201,6 +215,43 @@ def travels(
             jobs.append(job)
     measured.skipped += [Skipped(name, "it is not in the later checkpoint") for name in earlier]
     return _run(jobs, measured, threads, progress)
+
+
+# -- several processes ------------------------------------------------------------------------------------------------
+
+_Couple: TypeAlias = tuple[Parameter | None, Parameter | None]
+
+
+def _nbytes(parameter: Parameter) -> int:
+    return parameter.weight.nbytes + sum(ref.nbytes for ref in _states(parameter))
+
+
+def _couples(before: Sequence[Parameter], after: Sequence[Parameter]) -> list[_Couple]:
+    """Every parameter of either checkpoint with that of the other."""
+    earlier = {parameter.name: parameter for parameter in before}
+    found: list[_Couple] = [(earlier.pop(parameter.name, None), parameter) for parameter in after]
+    return [*found, *((parameter, None) for parameter in earlier.values())]
+
+
+def _moments_part(parameters: Sequence[Parameter], report: Progress) -> Measured:
+    return moments(parameters, threads=1, progress=report)
+
+
+def _travels_part(
+    couples: Sequence[_Couple], report: Progress, *, first_step: int, step: int, applied: Mapping[str, Applied] | None
+) -> Measured:
+    before, after = ([p for p in side if p is not None] for side in zip(*couples, strict=True))
+    return travels(before, after, first_step=first_step, step=step, applied=applied, threads=1, progress=report)
+
+
+def _merged(names: Sequence[str], parts: Sequence[Measured]) -> Measured:
+    """The rows of all parts in the order of the parameters."""
+    place = {name: index for index, name in enumerate(names)}
+    return Measured(
+        sorted((row for part in parts for row in part.moments), key=lambda row: place[row.name]),
+        sorted((row for part in parts for row in part.travels), key=lambda row: place[row.name]),
+        sorted((row for part in parts for row in part.skipped), key=lambda row: place.get(row.name, len(place))),
+    )
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""One pass over the bytes of many tensors, by several threads, in constant memory.
+"""One pass over the bytes of many tensors, by several threads or processes, in constant memory.
 
 Half of the threads read and compute checksums, in large portions; the others measure what was read. Where all do both,
 they often wait for the interpreter's lock between their many short calls, and waking up takes longer than such a call.
@@ -16,7 +16,7 @@ from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from gradforensics.checkpoints import stats
+from gradforensics.checkpoints import processes, stats
 from gradforensics.checkpoints.model import Checksum, Tensor
 from gradforensics.checkpoints.refs import KeptOpen, Piece, Run, TensorRef, blocks, pieces
 from gradforensics.checkpoints.stats import Part, Stats, Workspace
@@ -49,11 +49,17 @@ def scan(
 ) -> Scan:
     """Measure all tensors and verify their checksums and those of other bytes (zip records that are no tensor).
 
-    threads: None means one per processor, up to 4; the results do not depend on it. progress: called with the bytes
+    threads: None means one per processor, up to 4, and as many processes instead for files that are worth it (see
+    `processes`); the results do not depend on it. progress: called with the bytes
     done and the bytes in all. A tensor that cannot be read costs only its own result. An interrupt ends the pass after
     what is being read and measured at that moment, some megabytes.
     """
-    threads = threads or min(4, os.cpu_count() or 1)
+    if threads is None:
+        items: list[Tensor | Checksum] = [*tensors, *checksums]
+        shares = processes.shares([_nbytes(item) for item in items])
+        if len(shares) > 1:
+            return _shared(items, shares, progress)
+        threads = min(4, os.cpu_count() or 1)
     jobs = [*(_Job(tensor.ref, tensor.checksum) for tensor in tensors), *(_raw_job(checksum) for checksum in checksums)]
     total, done = sum(job.ref.nbytes for job in jobs), 0
     with closing(_in_order(_units(jobs), threads)) as finished:
@@ -70,6 +76,32 @@ def scan(
         results=[job.problem or stats.finish(job.ref, job.part) for job in jobs if job.measured],
         failed=[job.checksum for job in jobs if job.checksum is not None and _fails(job, job.checksum)],
     )
+
+
+def _nbytes(item: Tensor | Checksum) -> int:
+    return item.ref.nbytes if isinstance(item, Tensor) else item.count
+
+
+def _shared(
+    items: Sequence[Tensor | Checksum], shares: Sequence[Sequence[int]], progress: Callable[[int, int], None] | None
+) -> Scan:
+    """The same by several processes, each with a share of the tensors and checksums."""
+    parts = [[items[index] for index in share] for share in shares]
+    by_index: dict[int, Stats | str] = {}
+    bad: set[tuple[str, int]] = set()
+    for share, found in zip(shares, processes.run(_part, parts, progress), strict=True):
+        measured = [index for index in share if isinstance(items[index], Tensor)]
+        by_index |= dict(zip(measured, found.results, strict=True))
+        bad |= {(checksum.file.name, checksum.offset) for checksum in found.failed}
+    stated = [item.checksum if isinstance(item, Tensor) else item for item in items]
+    failed = [c for c in stated if c is not None and (c.file.name, c.offset) in bad]
+    return Scan([by_index[index] for index in sorted(by_index)], failed)
+
+
+def _part(items: Sequence[Tensor | Checksum], report: Callable[[int, int], None]) -> Scan:
+    tensors = [item for item in items if isinstance(item, Tensor)]
+    checksums = [item for item in items if isinstance(item, Checksum)]
+    return scan(tensors, checksums, threads=1, progress=report)
 
 
 @dataclass(slots=True)
