@@ -167,15 +167,14 @@ def scan(*paths: str) -> dict[str, float]:
 def pairs(*paths: str) -> dict[str, float]:
     """The measures of moments and movements, as they are made for the checkpoints of a run."""
     from gradforensics.checkpoints.measure import parameters  # noqa: PLC0415  an import that is not timed
-    from gradforensics.checkpoints.pairs import moments, travels  # noqa: PLC0415  likewise
+    from gradforensics.checkpoints.pairs import travels  # noqa: PLC0415  likewise
 
     opened = _opener()
     before, after = (parameters(opened(path)) for path in paths)
     start = time.perf_counter()
-    first = moments(before)
-    both = travels(before, after, first_step=1, step=2)
+    both = travels(before, after, first_step=1, step=2, both=True)
     seconds = time.perf_counter() - start
-    if len(first.moments) != len(before) or len(both.travels) != len(before) or len(both.moments) != len(before):
+    if len(both.earlier) != len(before) or len(both.travels) != len(before) or len(both.moments) != len(before):
         raise SystemExit("moments or movements were not measured")
     return {"seconds": seconds}
 

@@ -250,42 +250,66 @@ def _hyper(checkpoint: Checkpoint, name: str, group: Group | None) -> Hyper:
 
 
 def _pairwise(found: Survey, applied: Applied | None, progress: Progress | None) -> None:
-    moments: list[dict[str, Any]] = []
-    travels: list[dict[str, Any]] = []
-    previous: tuple[Checkpoint, list[pairs.Parameter]] | None = None
+    """Moments of every checkpoint and travels between neighbours; the first's moments with its first travel."""
+    rows = _Rows(found)
+    previous: _Measurable | None = None
+    waiting = False  # whether the moments of the previous one are still to be measured
     total = len(found.checkpoints)
     for index, checkpoint in enumerate(found.checkpoints):
-        mine = parameters(checkpoint)
-        if previous is not None and _follows(previous, checkpoint, mine):
+        mine = (checkpoint, parameters(checkpoint))
+        if previous is not None and _follows(previous, mine):
             before, theirs = previous
             assert before.step is not None
             assert checkpoint.step is not None
             measured = pairs.travels(
-                theirs, mine, first_step=before.step, step=checkpoint.step,
+                theirs, mine[1], first_step=before.step, step=checkpoint.step, both=waiting,
                 applied=_applied(applied, before, checkpoint),
             )  # fmt: skip
+            rows.add(checkpoint, measured, before)
+            waiting = False
+        elif checkpoint.step is None or not mine[1]:
+            rows.add(checkpoint, pairs.moments(mine[1]))
+            continue
         else:
-            measured = pairs.moments(mine)
-        place = {"checkpoint": checkpoint.path}
-        moments += [{**place, "step": checkpoint.step, **_fields(row)} for row in measured.moments]
-        travels += [{**place, **_fields(row)} for row in measured.travels]
-        for skipped in measured.skipped:
-            text = f"{skipped.name}: moments or travel not measured: {skipped.reason}"
-            found.notices.append(Notice(checkpoint.path, None, text))
-        if checkpoint.step is not None and mine:
-            previous = (checkpoint, mine)
+            if previous is not None and waiting:
+                rows.add(previous[0], pairs.moments(previous[1]))
+            waiting = True
+        previous = mine
         if progress is not None:
             progress("comparing checkpoints", index + 1, total)
-    found.tables["moments"] = frame("moments", moments)
+    if previous is not None and waiting:
+        rows.add(previous[0], pairs.moments(previous[1]))
+    found.tables["moments"] = frame("moments", rows.moments)
     if len(found.checkpoints) > 1:
-        found.tables["travels"] = frame("travels", travels)
+        found.tables["travels"] = frame("travels", rows.travels)
 
 
-def _follows(
-    previous: tuple[Checkpoint, list[pairs.Parameter]], checkpoint: Checkpoint, mine: Sequence[pairs.Parameter]
-) -> bool:
+@dataclass(slots=True)
+class _Rows:
+    """Rows of moments and travels; what could not be measured goes to the survey's notices."""
+
+    found: Survey
+    moments: list[dict[str, Any]] = field(default_factory=list)
+    travels: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, checkpoint: Checkpoint, measured: pairs.Measured, before: Checkpoint | None = None) -> None:
+        """Add what was measured of a checkpoint, and of the one before it in the same pass."""
+        for of, part in ((before, measured.earlier), (checkpoint, measured.moments)):
+            if of is not None:
+                self.moments += [{"checkpoint": of.path, "step": of.step, **_fields(row)} for row in part]
+        self.travels += [{"checkpoint": checkpoint.path, **_fields(row)} for row in measured.travels]
+        self.found.notices += [
+            Notice(checkpoint.path, None, f"{one.name}: moments or travel not measured: {one.reason}")
+            for one in measured.skipped
+        ]
+
+
+_Measurable: TypeAlias = tuple[Checkpoint, list[pairs.Parameter]]
+
+
+def _follows(previous: _Measurable, following: _Measurable) -> bool:
     """Whether two checkpoints are of one model at two steps."""
-    before, theirs = previous
+    (before, theirs), (checkpoint, mine) = previous, following
     if before.step is None or checkpoint.step is None or before.step >= checkpoint.step:
         return False
     return bool({p.name for p in theirs} & {p.name for p in mine})

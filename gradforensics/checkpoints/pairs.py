@@ -147,10 +147,11 @@ class Skipped:
 
 @dataclass(slots=True)
 class Measured:
-    """Rows in the order of the parameters."""
+    """Rows in the order of the parameters; `earlier`: moments of the earlier checkpoint, where they were asked for."""
 
     moments: list[Moments] = field(default_factory=list)
     travels: list[Travel] = field(default_factory=list)
+    earlier: list[Moments] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
 
@@ -181,10 +182,13 @@ def travels(
     first_step: int,
     step: int,
     applied: Mapping[str, Applied] | None = None,
+    both: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Measured:
     """Measure how parameters of the same name moved and, in the same pass, the moments of the later checkpoint.
+
+    both: the moments of the earlier one too.
 
     first_step, step: of the two checkpoints, for the rows and for the rounding in bound_ratio. applied: by name, for
     bound_ratio. Whether two states are one update apart is told by their own step counters, not by these.
@@ -194,9 +198,9 @@ def travels(
         couples = _couples(before, after)
         shares = processes.shares([sum(_nbytes(p) for p in couple if p) for couple in couples])
         if len(shares) > 1:
-            work = partial(_travels_part, first_step=first_step, step=step, applied=applied)
+            work = partial(_travels_part, first_step=first_step, step=step, applied=applied, both=both)
             parts = [[couples[index] for index in share] for share in shares]
-            return _merged([p.name for p in after], processes.run(work, parts, progress))
+            return _merged([p.name for p in (*after, *before)], processes.run(work, parts, progress))
     measured, jobs = Measured(), []
     earlier = {parameter.name: parameter for parameter in before}
     for parameter in after:
@@ -213,6 +217,10 @@ def travels(
             measurable |= _plan_travel(job, other, measured.skipped)
         if measurable:
             jobs.append(job)
+        if both and other is not None:
+            jobs += _plan_earlier(job, other, measured.skipped)
+    if both:
+        jobs += [old for p in earlier.values() for old in _plan_earlier(None, p, measured.skipped)]
     measured.skipped += [Skipped(name, "it is not in the later checkpoint") for name in earlier]
     return _run(jobs, measured, threads, progress)
 
@@ -233,23 +241,45 @@ def _couples(before: Sequence[Parameter], after: Sequence[Parameter]) -> list[_C
     return [*found, *((parameter, None) for parameter in earlier.values())]
 
 
+def _plan_earlier(job: _Job | None, before: Parameter, skipped: list[Skipped]) -> list[_Job]:
+    """Measure an earlier parameter's moments in the job that reads them anyway, else in one of their own."""
+    own = _Job(before, old=True)
+    if not _plan_moments(own, skipped):
+        return []
+    if job is not None and job.steps and len(own.refs) == 2:  # amsgrad's maximum is not read there
+        job.earlier = own.adam
+        return []
+    return [own]
+
+
 def _moments_part(parameters: Sequence[Parameter], report: Progress) -> Measured:
     return moments(parameters, threads=1, progress=report)
 
 
 def _travels_part(
-    couples: Sequence[_Couple], report: Progress, *, first_step: int, step: int, applied: Mapping[str, Applied] | None
+    couples: Sequence[_Couple],
+    report: Progress,
+    *,
+    first_step: int,
+    step: int,
+    applied: Mapping[str, Applied] | None,
+    both: bool,
 ) -> Measured:
     before, after = ([p for p in side if p is not None] for side in zip(*couples, strict=True))
-    return travels(before, after, first_step=first_step, step=step, applied=applied, threads=1, progress=report)
+    return travels(
+        before, after, first_step=first_step, step=step, applied=applied, both=both, threads=1, progress=report
+    )
 
 
 def _merged(names: Sequence[str], parts: Sequence[Measured]) -> Measured:
     """The rows of all parts in the order of the parameters."""
-    place = {name: index for index, name in enumerate(names)}
+    place: dict[str, int] = {}
+    for name in names:
+        place.setdefault(name, len(place))
     return Measured(
         sorted((row for part in parts for row in part.moments), key=lambda row: place[row.name]),
         sorted((row for part in parts for row in part.travels), key=lambda row: place[row.name]),
+        sorted((row for part in parts for row in part.earlier), key=lambda row: place[row.name]),
         sorted((row for part in parts for row in part.skipped), key=lambda row: place.get(row.name, len(place))),
     )
 
@@ -259,9 +289,11 @@ class _Sums:
     moments: MomentSums = field(default_factory=MomentSums)
     travel: TravelSums = field(default_factory=TravelSums)
     step: StepSums = field(default_factory=StepSums)
+    earlier: MomentSums = field(default_factory=MomentSums)
 
     def add(self, other: _Sums) -> None:
         self.moments.add(other.moments)
+        self.earlier.add(other.earlier)
         self.travel.add(other.travel)
         self.step.add(other.step)
 
@@ -271,7 +303,8 @@ class _Job:
     """What is measured of one parameter.
 
     refs: the tensors that are read for it, by their field in Block, with equally many elements. adam: the constants,
-    where moments are measured. moves, steps: whether weights, and states one update apart, are compared.
+    where moments are measured; earlier: those of the moments before, where they are measured too. moves, steps: whether
+    weights, and states one update apart, are compared. old: `after` is of the earlier checkpoint.
     """
 
     after: Parameter
@@ -279,6 +312,8 @@ class _Job:
     applied: Applied | None = None
     refs: dict[str, TensorRef] = field(default_factory=dict)
     adam: Adam | None = None
+    earlier: Adam | None = None
+    old: bool = False
     moves: bool = False
     steps: bool = False
     sums: _Sums = field(default_factory=_Sums)
@@ -434,6 +469,8 @@ def _measure_block(job: _Job, numbers: Mapping[str, _Numbers], work: Workspace, 
     arrays = {name: number.values for name, number in numbers.items()}
     moments, travel = MomentSums(), TravelSums()
     update = moved = None
+    if job.earlier is not None:
+        sums.earlier.add(measure_moments(arrays["m_a"], arrays["v_a"], None, job.earlier, work)[0])
     if job.adam is not None:
         moments, update = measure_moments(arrays["m_b"], arrays["v_b"], arrays.get("v_max"), job.adam, work)
         sums.moments.add(moments)
@@ -462,8 +499,11 @@ def _append(measured: Measured, job: _Job) -> None:
     if job.failure:
         measured.skipped.append(Skipped(job.after.name, job.failure))
         return
+    if job.earlier is not None:
+        measured.earlier.append(_moments_row(job.after.name, job.sums.earlier, job.earlier))
     if job.adam is not None:
-        measured.moments.append(_moments_row(job.after.name, job.sums.moments, job.adam))
+        rows = measured.earlier if job.old else measured.moments
+        rows.append(_moments_row(job.after.name, job.sums.moments, job.adam))
     if job.moves:
         measured.travels.append(_travel_row(job))
 

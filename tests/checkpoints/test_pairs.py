@@ -640,3 +640,16 @@ def train_on_noise(model, optimizer, steps):
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter)
         optimizer.step()
+
+
+def test_the_moments_of_the_earlier_checkpoint_in_the_same_pass(disk, step_pair):
+    before, after = step_pair
+    alone = moments(before).moments
+    apart = [replace(p, hyper=replace(p.hyper, step=99)) for p in after]  # not one update apart: read for this alone
+    lost = [p for p in after if p.name != after[0].name]
+    for later, steps in ((after, 11), (apart, 99), (lost, 11)):
+        found = travels(before, later, first_step=10, step=steps, both=True)
+        assert repr(sorted(found.earlier, key=lambda row: row.name)) == repr(sorted(alone, key=lambda row: row.name))
+        plain = travels(before, later, first_step=10, step=steps)
+        assert plain.earlier == []
+        assert repr((found.moments, found.travels)) == repr((plain.moments, plain.travels))

@@ -84,7 +84,11 @@ def test_scan_and_pairs_give_the_same_by_one_process_and_by_two(run, two_process
     assert repr(pairs.moments(first)) == repr(pairs.moments(first, threads=1))
     second = [p for p in second if p.name != "norm.bias"]
     options: dict[str, Any] = {"first_step": 3, "step": 4, "applied": {"l1.weight": pairs.Applied(1e-3)}}
-    assert repr(pairs.travels(first, second, **options)) == repr(pairs.travels(first, second, threads=1, **options))
+    options["both"] = True
+    alone_, shared = pairs.travels(first, second, threads=1, **options), pairs.travels(first, second, **options)
+    assert repr((shared.moments, shared.travels)) == repr((alone_.moments, alone_.travels))
+    assert {r.name: r for r in shared.earlier} == {r.name: r for r in alone_.earlier}
+    assert {(r.name, r.reason) for r in shared.skipped} == {(r.name, r.reason) for r in alone_.skipped}
 
 
 def test_the_tables_are_the_same_too(run, monkeypatch):
