@@ -39,7 +39,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with the bytes read and the bytes in all."""
 
 BLOCK = 1 << 16  # elements; what a block needs of up to seven tensors stays in the caches
-FITTED = 16  # blocks, a million elements: more make the recovered rate no more exact
+FITTED = 8  # blocks, half a million elements: more make the recovered rate no more exact
 PIECE = BLOCK << 5  # elements of one task
 
 
