@@ -19,9 +19,8 @@ from gradforensics.checkpoints.refs import Lost, TensorRef
 from gradforensics.notices import Notice, Progress
 from gradforensics.untrusted import danger, pickles
 from gradforensics.untrusted.dtypes import FLOATS
-from gradforensics.untrusted.files import Readable, RefusedError, RegularFile
+from gradforensics.untrusted.files import LFS_POINTER, Readable, RefusedError, RegularFile
 
-_LFS = b"version https://git-lfs.github.com/spec"
 _GLOBAL_STEP = re.compile(rb'"global_step"\s*:\s*(\d{1,15})\b')
 _OTHER_CONTENT = re.compile(r"\.(?:bin|pkl|pickle|tar)$")  # suffixes that many other files have
 _PICKLE = re.compile(r"\.(?:pt|pth|ckpt|pkl|pickle)$")
@@ -122,7 +121,7 @@ class _Loading:
             head = opened.read(0, min(_HEAD, opened.size))
         if not head:
             raise RefusedError("empty file")
-        if head.startswith(_LFS):
+        if head.startswith(LFS_POINTER):
             raise RefusedError("only a git-LFS pointer: the content was not fetched (git lfs pull)")
         if base == "trainer_state.json":
             self._trainer_state(file, head)

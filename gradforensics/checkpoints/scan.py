@@ -88,13 +88,13 @@ def _shared(
     """The same by several processes, each with a share of the tensors and checksums."""
     parts = [[items[index] for index in share] for share in shares]
     by_index: dict[int, Stats | str] = {}
-    bad: set[tuple[str, int]] = set()
+    bad: set[Checksum] = set()
     for share, found in zip(shares, processes.run(_part, parts, progress), strict=True):
         measured = [index for index in share if isinstance(items[index], Tensor)]
         by_index |= dict(zip(measured, found.results, strict=True))
-        bad |= {(checksum.file.name, checksum.offset) for checksum in found.failed}
+        bad |= set(found.failed)
     stated = [item.checksum if isinstance(item, Tensor) else item for item in items]
-    failed = [c for c in stated if c is not None and (c.file.name, c.offset) in bad]
+    failed = [c for c in stated if c in bad]
     return Scan([by_index[index] for index in sorted(by_index)], failed)
 
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from gradforensics.checkpoints.model import Checksum
-from gradforensics.checkpoints.refs import Lost, TensorRef, read, strided
-from gradforensics.untrusted.dtypes import ITEMSIZE
+from gradforensics.checkpoints.refs import Lost, TensorRef, strided
+from gradforensics.checkpoints.samples import elements
+from gradforensics.untrusted.dtypes import FLOATS, ITEMSIZE
 from gradforensics.untrusted.files import Readable, RefusedError, Window
 from gradforensics.untrusted.inert import Array, Global, Record, Storage, Tensor
 
@@ -18,7 +17,6 @@ Leaf: TypeAlias = Tensor | Array | TensorRef | Lost
 LEAVES = (Tensor, Array, TensorRef, Lost)
 Path: TypeAlias = tuple[str, ...]
 
-_READABLE = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "int64": "<i8", "int32": "<i4", "int16": "<i2"}
 _MAX_DEPTH = 64
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")  # of a pickled nn.Module: no part of a parameter's name
 _LOCAL = ("_local_tensor", "_tensor")  # of a pickled DTensor: this rank's part
@@ -110,13 +108,13 @@ def number(leaf: Any) -> float | int | None:
         return None
     if isinstance(leaf, (int, float)):
         return leaf
-    if not isinstance(leaf, LEAVES) or prod(leaf.shape) != 1 or leaf.dtype not in _READABLE:
+    if not isinstance(leaf, LEAVES) or prod(leaf.shape) != 1:
         return None
     try:
-        value: float | int = np.frombuffer(read(reference(leaf, "")), _READABLE[leaf.dtype])[0].item()
-    except (RefusedError, OSError):
+        value = float(elements(reference(leaf, ""))[0])
+    except (RefusedError, OSError, IndexError):
         return None
-    return value
+    return value if leaf.dtype in FLOATS else int(value)
 
 
 def record_checksum(storage: Storage) -> Checksum | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from gradforensics.untrusted.files import open_regular
+from gradforensics.untrusted.files import LFS_POINTER, open_regular
 
 HASH_LIMIT = 64 << 20
 HEAD_BYTES = 64 << 10
@@ -23,7 +23,6 @@ LINE_LIMIT = 64 << 10
 TEXT_LIMIT = 512 << 20
 
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
-_LFS = b"version https://git-lfs.github.com/spec"
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -73,7 +72,7 @@ class File:
     @cached_property
     def is_lfs_pointer(self) -> bool:
         """Whether only the pointer of a git-LFS file is here."""
-        return self.head.startswith(_LFS)
+        return self.head.startswith(LFS_POINTER)
 
     @cached_property
     def encoding(self) -> str:

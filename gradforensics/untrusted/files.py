@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Protocol
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec"  # how a file begins that was not fetched
+
 
 class RefusedError(Exception):
     """Content that breaks its format or a bound; the text says what, in words for the user.
