@@ -217,7 +217,7 @@ class _Job:
 
     @property
     def every(self) -> int:
-        """The fit is made on one block in so many: on all of a tensor of up to FITTED blocks, else on FITTED or more."""
+        """The fit is made on one block in so many: all of a tensor of up to FITTED blocks, else FITTED or more."""
         return max(1, self.elements // (BLOCK * FITTED))
 
     @property
