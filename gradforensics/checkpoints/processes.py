@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias, TypeVar
 
@@ -65,6 +68,19 @@ def run(work: Work[Item, Result], parts: Sequence[Sequence[Item]], progress: Rep
     return results
 
 
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A child that starts here ignores Ctrl-C, which reaches it as well: the parent ends it, without its traceback."""
+    if threading.current_thread() is not threading.main_thread():  # the only one that may set handlers
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 class _Child:
     """A process that works on one part."""
 
@@ -73,7 +89,8 @@ class _Child:
         self._connection, theirs = context.Pipe(duplex=False)
         self._process = context.Process(target=_serve, args=(theirs, work, part), daemon=True)
         self._answer: tuple[Any] | None = None
-        self._process.start()
+        with _uninterrupted():
+            self._process.start()
         theirs.close()
 
     def listen(self, report: Report) -> None:
@@ -110,5 +127,5 @@ class _Child:
 def _serve(connection: Connection, work: Callable[..., Any], part: Sequence[Any]) -> None:
     try:
         connection.send(("done", work(part, lambda now, total: connection.send(("at", (now, total))))))
-    except (KeyboardInterrupt, BrokenPipeError):
-        return  # the parent was interrupted: it has said so
+    except Exception:  # noqa: BLE001  the parent does this part itself, and tells what is wrong with it
+        return

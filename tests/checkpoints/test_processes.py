@@ -22,6 +22,18 @@ def total_or_die(items, report):
     return total(items, report)
 
 
+def fails_elsewhere(items, report):
+    if os.environ.get("THIS_PROCESS") != str(os.getpid()):
+        raise MemoryError("not here")
+    return total(items, report)
+
+
+def waits(items, report):
+    import time
+
+    time.sleep(0.0 if items == [1] else 60.0)
+
+
 def refuses(items, report):
     raise ValueError("no")
 
@@ -44,6 +56,32 @@ def test_every_part_has_its_result_in_order():
 def test_the_share_of_a_child_that_dies_is_done_here(monkeypatch):
     monkeypatch.setenv("THIS_PROCESS", str(os.getpid()))
     assert processes.run(total_or_die, [[1], [13, 2]], None) == [1, 15]
+
+
+def test_what_goes_wrong_in_a_child_prints_no_traceback(monkeypatch, capfd):
+    monkeypatch.setenv("THIS_PROCESS", str(os.getpid()))
+    assert processes.run(fails_elsewhere, [[1], [2]], None) == [1, 2]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_interrupt_ends_the_children_without_their_traceback(capfd):
+    import multiprocessing
+    import signal
+    import threading
+    import time
+
+    def interrupt():  # as a terminal does: all of them
+        for child in multiprocessing.active_children():
+            os.kill(child.pid or 0, signal.SIGINT)
+        time.sleep(0.5)  # for it to print what it would
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(1.0, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        processes.run(waits, [[1], [2]], None)
+    timer.join()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_error_here_ends_the_children():
