@@ -13,6 +13,7 @@ import click
 
 from gradforensics import __version__
 from gradforensics.errors import GradforensicsError, UsageError
+from gradforensics.notices import READING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -388,6 +389,10 @@ class _Bar:
             self._phase = what
             progress.reset(task, description=what[-40:], total=total)
         progress.update(task, completed=done, total=total)
+        if what == READING:
+            from rich.filesize import decimal
+
+            progress.update(task, description=f"reading {decimal(done)} of {decimal(total)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

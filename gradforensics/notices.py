@@ -16,5 +16,8 @@ class Notice:
     text: str
 
 
+READING = "reading"
+"""The phase in which files are read: its progress counts bytes."""
+
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with (what, done, total) while files are read; the command line draws a bar from it."""

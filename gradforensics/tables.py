@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import polars as pl
@@ -21,6 +21,7 @@ import polars as pl
 from gradforensics.notices import Notice as Notice  # noqa: PLC0414  offered to everybody who imports the tables
 from gradforensics.notices import Progress as Progress  # noqa: PLC0414
 
+T = TypeVar("T")
 Phase: TypeAlias = Literal["train", "eval", "test"]
 StepUnit: TypeAlias = Literal["step", "micro_step", "epoch", "tokens", "samples", "row"]
 Origin: TypeAlias = Literal["user", "runtime", "config"]
@@ -89,6 +90,7 @@ TABLES: dict[str, dict[str, Any]] = {
     },
     "environment": {
         "key": pl.String, "value": pl.String, "rank": pl.UInt32, "host": pl.String, "source": pl.String,
+        "line": pl.UInt32,
     },
 }  # fmt: skip
 
@@ -137,6 +139,21 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Fact:
+    """One fact about the environment of a run: where it ran, on what, with which versions.
+
+    key: host, gpu, gpu_count, cuda, driver, python, torch, command, git_commit ..., or as the source calls it.
+    """
+
+    key: str
+    value: str
+    source: str
+    line: int | None = None
+    rank: int | None = None
+    host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """How the record ends, with the line that shows it."""
 
@@ -172,7 +189,7 @@ class SeriesFrame:
 class Series:
     """One sorted series, one row per step: what every check works on.
 
-    steps: int64 (n,); values: float64 (n,), NaN where `kinds` is not "finite"; kinds: (n,) of KINDS;
+    steps: int64 (n,); values: float64 (n,), NaN where the kind is not "finite"; codes: uint8 (n,), places in KINDS;
     lines: int64 (n,), 0 = unknown; attempts: int64 (n,); cadence: median distance between two points, in steps.
     """
 
@@ -182,7 +199,7 @@ class Series:
     source: str
     steps: np.ndarray
     values: np.ndarray
-    kinds: tuple[str, ...]
+    codes: np.ndarray
     lines: np.ndarray
     attempts: np.ndarray
     epochs: np.ndarray
@@ -200,17 +217,27 @@ class Series:
         mask: np.ndarray = np.isfinite(self.values)
         return mask
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of every point, of KINDS."""
+        return tuple(KINDS[code] for code in self.codes.tolist())
+
+    def kind(self, index: int) -> str:
+        """The kind of one point."""
+        return KINDS[self.codes[index]]
+
     @cached_property
     def bad(self) -> np.ndarray:
         """bool (n,): where the log shows NaN or an infinity (a missing value is not bad)."""
-        return np.array([k in ("nan", "posinf", "neginf") for k in self.kinds], dtype=bool)
+        mask: np.ndarray = (self.codes > KINDS.index("finite")) & (self.codes < KINDS.index("missing"))
+        return mask
 
     def where(self, mask: np.ndarray) -> Series:
         """The points that `mask` (bool, (n,)) keeps."""
         index = np.flatnonzero(mask)
         return Series(
             self.name, self.phase, self.tag, self.source, self.steps[index], self.values[index],
-            tuple(self.kinds[i] for i in index), self.lines[index], self.attempts[index], self.epochs[index],
+            self.codes[index], self.lines[index], self.attempts[index], self.epochs[index],
             self.times[index], cadence_of(self.steps[index]), self.step_unit, self.resolution,
         )  # fmt: skip
 
@@ -242,6 +269,7 @@ class Evidence:
     frames: dict[SeriesKey, SeriesFrame] = field(default_factory=dict)
     settings: list[Setting] | None = None
     events: list[Event] | None = None
+    environment: list[Fact] | None = None
     sources: list[Source] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
     ending: Ending = field(default_factory=Ending)
@@ -250,9 +278,22 @@ class Evidence:
 
     # -- series ------------------------------------------------------------------------------------------------------
 
+    def once(self, key: Any, compute: Callable[[], T]) -> T:
+        """What `compute` gives, computed once for this key: for what several checks ask of the same evidence."""
+        if key not in self._cache:
+            self._cache[key] = compute()
+        found: T = self._cache[key]
+        return found
+
     def keys(self, name: str, phase: Phase = "train") -> list[SeriesKey]:
         """Every stored series that carries this canonical name in this phase."""
-        return [k for k in self.frames if k.series == name and k.phase == phase]
+        stamp = id(self.frames), len(self.frames)
+        if self._cache.get("stamp") != stamp:
+            index: dict[tuple[str, Phase], list[SeriesKey]] = {}
+            for key in self.frames:
+                index.setdefault((key.series, key.phase), []).append(key)
+            self._cache["stamp"], self._cache["keys"] = stamp, index
+        return list(self._cache["keys"].get((name, phase), ()))
 
     def series(self, name: str, phase: Phase = "train", rank: int | None = None) -> Series | None:
         """The series `name` of `phase` as one sorted row per step, or None where nothing of it was logged.
@@ -271,19 +312,40 @@ class Evidence:
     def _pick(self, name: str, phase: Phase, rank: int | None) -> Series | None:
         best: tuple[int, int] = (0, 0)
         chosen: tuple[SeriesKey, SeriesFrame, pl.DataFrame] | None = None
-        for key in self.keys(name, phase):
+        for key in self._holding(name, phase, rank):
             stored = self.frames[key]
             rows = _of_rank(stored.frame, rank)
-            points = rows.filter(pl.col("kind") != "missing").height
+            points = rows.height - int((rows["kind"] == "missing").sum())
             merit = (points, _digits(rows))
             if points and merit > best:
                 best, chosen = merit, (key, stored, rows)
         if chosen is None:
             return None
         key, stored, rows = chosen
-        rows = _surviving(rows.filter(pl.col("kind") != "missing").with_row_index("order"))
-        rows = rows.sort(["step", "attempt", "order"]).unique("step", keep="last", maintain_order=True)
+        rows = _present(rows)
+        if not _is_tidy(rows):
+            rows = _surviving(rows.with_row_index("order"))
+            rows = rows.sort(["step", "attempt", "order"]).unique("step", keep="last", maintain_order=True)
         return _as_series(key, stored, rows)
+
+    def _holding(self, name: str, phase: Phase, rank: int | None) -> list[SeriesKey]:
+        """The stored series with points of a rank; for None those with rows of no rank or of the lowest of all."""
+        held = {key: self._ranks_of(key) for key in self.keys(name, phase)}
+        if rank is not None:
+            return [key for key, ranks in held.items() if rank in ranks]
+        named = (rank for ranks in held.values() if None not in ranks for rank in ranks if rank is not None)
+        lowest = min(named, default=None)
+        return [key for key, ranks in held.items() if None in ranks or lowest in ranks]
+
+    def _ranks_of(self, key: SeriesKey) -> frozenset[int | None]:
+        """The ranks of the rows of a stored series, None for rows without one."""
+        wanted = ("ranks", key)
+        if wanted not in self._cache:
+            column = self.frames[key].frame["rank"]
+            unnamed = column.null_count() == len(column)
+            self._cache[wanted] = frozenset([None] if unnamed else column.unique().to_list())
+        found: frozenset[int | None] = self._cache[wanted]
+        return found
 
     def attempts(self, name: str, phase: Phase = "train") -> list[Series]:
         """The series split into its attempts, each sorted by step: only resume checks look at these."""
@@ -299,15 +361,21 @@ class Evidence:
             return []
         key = next(k for k in self.keys(name, phase) if (k.tag, k.source) == (whole.tag, whole.source))
         stored = self.frames[key]
-        rows = _of_rank(stored.frame, None).filter(pl.col("kind") != "missing").with_row_index("order")
-        parts = rows.sort(["attempt", "step", "order"]).unique(["attempt", "step"], keep="last", maintain_order=True)
+        rows = _present(_of_rank(stored.frame, None))
+        if _is_tidy(rows):
+            return [whole]
+        parts = (
+            rows.with_row_index("order")
+            .sort(["attempt", "step", "order"])
+            .unique(["attempt", "step"], keep="last", maintain_order=True)
+        )
         return [_as_series(key, stored, part) for part in parts.partition_by("attempt", maintain_order=True)]
 
     def ranks(self, name: str, phase: Phase = "train") -> list[int]:
         """The ranks that logged this series."""
         found: set[int] = set()
         for key in self.keys(name, phase):
-            found.update(r for r in self.frames[key].frame["rank"].unique().to_list() if r is not None)
+            found.update(rank for rank in self._ranks_of(key) if rank is not None)
         return sorted(found)
 
     def names(self, phase: Phase) -> list[str]:
@@ -352,6 +420,8 @@ class Evidence:
             return None if self.settings is None else _settings_frame(self.name, self.settings)
         if name == "events":
             return None if self.events is None else _events_frame(self.events)
+        if name == "environment":
+            return None if self.environment is None else _environment_frame(self.environment)
         return self.tables.get(name)
 
     def events_of(self, *kinds: str) -> list[Event]:
@@ -366,6 +436,20 @@ def _of_rank(frame: pl.DataFrame, rank: int | None) -> pl.DataFrame:
         return frame
     unnamed = frame.filter(pl.col("rank").is_null())
     return unnamed if unnamed.height else frame.filter(pl.col("rank") == pl.col("rank").min())
+
+
+def _present(rows: pl.DataFrame) -> pl.DataFrame:
+    """Without the rows whose value is missing."""
+    here = rows["kind"] != "missing"
+    return rows if here.all() else rows.filter(here)
+
+
+def _is_tidy(rows: pl.DataFrame) -> bool:
+    """Whether the rows are those of one attempt, one for each step, in the order of the steps."""
+    steps = rows["step"]
+    if steps.null_count() or rows["attempt"].n_unique() > 1:
+        return False
+    return bool((np.diff(steps.to_numpy()) > 0).all())
 
 
 def _surviving(rows: pl.DataFrame) -> pl.DataFrame:
@@ -391,7 +475,7 @@ def _as_series(key: SeriesKey, stored: SeriesFrame, rows: pl.DataFrame) -> Serie
         source=key.source,
         steps=steps,
         values=rows["value"].fill_null(float("nan")).to_numpy(),
-        kinds=tuple(rows["kind"].to_list()),
+        codes=rows["kind"].to_physical().to_numpy().astype(np.uint8),
         lines=rows["line"].fill_null(0).cast(pl.Int64).to_numpy(),
         attempts=rows["attempt"].cast(pl.Int64).to_numpy(),
         epochs=rows["epoch"].fill_null(float("nan")).to_numpy(),
@@ -458,3 +542,8 @@ def _events_frame(events: Iterable[Event]) -> pl.DataFrame:
         for e in events
     ]
     return pl.DataFrame(rows, schema=TABLES["events"], orient="row")
+
+
+def _environment_frame(facts: Iterable[Fact]) -> pl.DataFrame:
+    rows = [(f.key, f.value, f.rank, f.host, f.source, f.line) for f in facts]
+    return pl.DataFrame(rows, schema=TABLES["environment"], orient="row")

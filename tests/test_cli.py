@@ -244,6 +244,8 @@ def test_the_progress_bar_says_what_is_being_done(monkeypatch):
             bar(what, done, total)
             (task,) = bar._bar[0].tasks
             assert (task.description, task.completed, task.total) == (what, done, total)
+        bar("reading", 1_500_000, 3_000_000)
+        assert (task.description, task.completed) == ("reading 1.5 MB of 3.0 MB", 1_500_000)
 
 
 def test_rules_show_and_list(capsys):

@@ -6,13 +6,15 @@ import codecs
 import gzip
 import hashlib
 import io
+import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
 
 from gradforensics.untrusted.files import LFS_POINTER, open_regular
 
@@ -37,7 +39,10 @@ _CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
 class File:
     """A regular file of the input.
 
-    name: its path relative to the input; alone: the user named this very file; damaged: its gzip data broke off.
+    name: its path relative to the input; size: its bytes when it was found, no more of which are read; alone: the user
+    named this very file; damaged: its gzip data broke off; changed: how its size changed while it was read;
+    opener: how its bytes are reached where it lies inside of an archive (`path` is then that of the archive, and only
+    chunks(), text(), lines(), head and digest() may be used); on_bytes: told how many bytes of it were read just now.
     """
 
     path: Path
@@ -45,7 +50,10 @@ class File:
     size: int
     alone: bool = False
     damaged: bool = False
+    changed: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
+    opener: Callable[[], BinaryIO] | None = None
+    on_bytes: Callable[[int], None] | None = None
 
     @cached_property
     def base(self) -> str:
@@ -53,7 +61,7 @@ class File:
         low = PurePosixPath(self.name).name.lower()
         return low.removesuffix(".gz") if self.gzipped else low
 
-    @property
+    @cached_property
     def suffix(self) -> str:
         """Lower-case suffix, again without .gz."""
         return PurePosixPath(self.base).suffix
@@ -109,35 +117,47 @@ class File:
         """
         decoder = codecs.getincrementaldecoder(self.encoding)(errors="replace")
         number, done, rest = 1, 0, ""
-        with self._open() as stream:
-            while chunk := self._read(stream, CHUNK_BYTES):
-                done += len(chunk)
-                parts = (rest + decoder.decode(chunk)).split("\n")
-                rest = parts.pop()
-                if len(rest) > 2 * LINE_LIMIT:
-                    rest = _shorten(rest)
-                for part in parts:
-                    yield number, part if len(part) <= LINE_LIMIT else _shorten(part)
-                    number += 1
-                if limit is not None and done >= limit:
-                    return
+        for chunk in self.chunks():
+            done += len(chunk)
+            parts = (rest + decoder.decode(chunk)).split("\n")
+            rest = parts.pop()
+            if len(rest) > 2 * LINE_LIMIT:
+                rest = shorten(rest)
+            for part in parts:
+                yield number, part if len(part) <= LINE_LIMIT else shorten(part)
+                number += 1
+            if limit is not None and done >= limit:
+                return
         rest += decoder.decode(b"", final=True)
         if rest:
-            yield number, _shorten(rest) if len(rest) > LINE_LIMIT else rest
+            yield number, shorten(rest) if len(rest) > LINE_LIMIT else rest
 
     def digest(self) -> str | None:
         """SHA-256 of the file as it lies on disk, None above 64 MB."""
         if self.size > HASH_LIMIT:
             return None
         found = hashlib.sha256()
-        with open_regular(self.path) as stream:
+        with self._raw() as stream:
             while chunk := stream.read(1 << 20):
                 found.update(chunk)
         return found.hexdigest()
 
+    def chunks(self, size: int = CHUNK_BYTES) -> Iterator[bytes]:
+        """The whole (uncompressed) content in pieces of `size` bytes, the last one shorter; never held at once."""
+        with self._open() as stream:
+            while chunk := self._read(stream, size):
+                if self.on_bytes is not None:
+                    self.on_bytes(len(chunk))
+                yield chunk
+
+    def _raw(self) -> BinaryIO:
+        if self.opener is not None:
+            return self.opener()
+        return io.BufferedReader(_Found(open_regular(self.path), self))
+
     @contextmanager
     def _open(self) -> Iterator[io.BufferedIOBase]:
-        with open_regular(self.path) as raw:
+        with self._raw() as raw:
             yield gzip.GzipFile(fileobj=raw) if self.gzipped else raw  # type: ignore[misc]  # BinaryIO is a BufferedReader
 
     def _read(self, stream: io.BufferedIOBase, size: int) -> bytes:
@@ -152,7 +172,36 @@ class File:
         return b"".join(parts)
 
 
-def _shorten(line: str) -> str:
+class _Found(io.RawIOBase):
+    """A file as long as it was when it was found: a log that is being written would never end."""
+
+    def __init__(self, raw: BinaryIO, file: File) -> None:
+        super().__init__()
+        self._raw = raw
+        self._file = file
+        self._left = file.size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._raw.readinto(memoryview(buffer)[: self._left])  # type: ignore[attr-defined]  # a BufferedReader
+        if not count and len(buffer):
+            size = os.fstat(self._raw.fileno()).st_size
+            if self._left:
+                self._file.changed = f"became shorter while it was read: {size} of {self._file.size} bytes are left"
+            elif size > self._file.size:
+                self._file.changed = f"grew while it was read: read up to byte {self._file.size}"
+        self._left -= count
+        return int(count)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def shorten(line: str) -> str:
+    """The beginning and the end of a line that is longer than any reader looks at."""
     return line[: LINE_LIMIT // 2] + "\r" + line[-LINE_LIMIT // 2 :]
 
 
