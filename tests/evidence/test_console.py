@@ -7,7 +7,7 @@ import gzip
 import pytest
 
 from gradforensics.errors import NoEvidenceError
-from gradforensics.evidence.readers.console_lines import read_dict, read_pairs
+from gradforensics.evidence.console.lines import read_dict, read_pairs
 
 NAN = float("nan")
 

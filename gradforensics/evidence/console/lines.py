@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from gradforensics.evidence import names, numbers
-from gradforensics.evidence.readers.console_shapes import CLOCK, DATE, MOMENT, UNIT_NAN, Recent, Shape
+from gradforensics.evidence.console.shapes import CLOCK, DATE, MOMENT, UNIT_NAN, Recent, Shape
 from gradforensics.tables import Phase
 
 _DICT = re.compile(r"\{(?:'[^'{}]+'|\"[^\"{}]+\"):[^{}]*\}")
@@ -49,7 +49,10 @@ class Line:
 
     bare: the step is the "N/M" of a bar and has no name; samples: that bar counts samples; has_metric: a value is a
     loss or a metric that only a training logs; evaluation: a name or the first word speaks of one; quoted: the
-    numbers are strings, which the Trainer prints with four significant digits.
+    numbers are strings, which the Trainer prints with four significant digits; is_dict: it is a Python dict, whose step
+    may stand in the bars around it; dialect: the dialect that reads such lines, "" for the generic grammar; spans:
+    where the numbers stand in the text, by their names, "<step>" and "<epoch>" among them; free: where others stand
+    that may be any.
     """
 
     step: int | None = None
@@ -65,6 +68,10 @@ class Line:
     has_metric: bool = False
     evaluation: bool = False
     quoted: bool = False
+    is_dict: bool = False
+    dialect: str = ""
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    free: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -89,13 +96,14 @@ _recent: Recent[_Plan] = Recent()
 _LONGEST_SHAPE = 2000  # characters; longer lines are rare and would make huge expressions
 
 
+MARKS = (
+    "loss", "Loss", "LOSS", "trl:", "tel:", "eval:", "ppl", "erplexity", "ccuracy", "acc", "Acc", "eward",
+)  # fmt: skip
+
+
 def promising(line: str) -> bool:
-    """A cheap first look: whether a line could hold a loss, a metric or a step header."""
-    return (
-        "loss" in line or "Loss" in line or "LOSS" in line or "trl:" in line or "tel:" in line or "eval:" in line
-        or "ppl" in line or "erplexity" in line or "ccuracy" in line or "acc" in line or "Acc" in line
-        or "eward" in line
-    )  # fmt: skip
+    """A cheap first look: whether a line could hold a loss or a metric."""
+    return any(mark in line for mark in MARKS)
 
 
 def bar(line: str) -> tuple[int, int] | None:
@@ -122,11 +130,13 @@ def _moment(text: str) -> float | None:
 def read_dict(line: str) -> Line | None:
     """A dict that the Trainer printed ({'loss': 2.31, 'grad_norm': nan, 'epoch': 0.03}), or None."""
     for match in _DICT.finditer(line):
-        found = Line()
+        found = Line(is_dict=True)
         strange = 0
-        for item in _ITEM.finditer(match[0][1:-1]):
+        for item in _ITEM.finditer(line, match.start() + 1, match.end() - 1):
             key = item[1] or item[2]
-            text = next(t for t in item.groups()[2:] if t is not None).strip()
+            group = next(g for g in (3, 4, 5) if item[g] is not None)
+            text = item[group].strip()
+            start = item.start(group) + len(item[group]) - len(item[group].lstrip())
             try:
                 value = numbers.parse_number(text)
             except ValueError:
@@ -139,6 +149,7 @@ def read_dict(line: str) -> Line | None:
             else:
                 found.values[key], found.texts[key] = value, text
                 found.quoted = item[5] is None
+            found.spans[f"<{key}>" if key in ("step", "epoch") else key] = (start, start + len(text))
         losses = any(names.is_loss(key) for key in found.values) or "train_runtime" in found.values
         placed = found.epoch is not None and any(_known(key) for key in found.values)
         if (losses or placed) and strange <= len(found.values) and any(found.texts.values()):
@@ -154,6 +165,15 @@ def read_pairs(line: str) -> Line:
             return _line(*recent)
         except ValueError:  # a word stands where other lines of this shape have a number
             pass
+    return _taken_apart(line)[0]
+
+
+def locate_pairs(line: str) -> tuple[Line, list[tuple[int, int]]]:
+    """The same as read_pairs, with the spans of all values, and where else numbers stand that may be any."""
+    return _taken_apart(line)
+
+
+def _taken_apart(line: str) -> tuple[Line, list[tuple[int, int]]]:
     blanks: list[tuple[tuple[int, int], str]] = []
     text = line
     if ":" in line:
@@ -174,7 +194,23 @@ def read_pairs(line: str) -> Line:
         wanted = {index for index, _ in plan.tags} | {plan.step, plan.epoch}
         _recent.add(Shape(line, blanks, spans, [index for index in wanted if index is not None]), plan)
     moment = _MOMENT.search(line) if plan.has_metric else None
-    return _line(plan, {i: text[start:stop] for i, (start, stop) in enumerate(spans)}, moment[0] if moment else None)
+    found = _line(plan, {i: text[start:stop] for i, (start, stop) in enumerate(spans)}, moment[0] if moment else None)
+    found.spans = {tag: spans[index] for index, tag in plan.tags}
+    for name, index in (("<step>", plan.step), ("<epoch>", plan.epoch)):
+        if index is not None:
+            found.spans[name] = spans[index]
+    return found, [*(span for span, _ in blanks), *spans]
+
+
+def moment(line: str) -> tuple[int, int] | None:
+    """Where the first date and time of a line stands."""
+    found = _MOMENT.search(line)
+    return found.span() if found else None
+
+
+def clocks(line: str) -> list[tuple[int, int]]:
+    """Where dates and times stand in a line."""
+    return [match.span() for pattern in (_MOMENT, _DATE, _CLOCK) for match in pattern.finditer(line)]
 
 
 def _between(spans: list[tuple[int, int]], length: int) -> list[tuple[int, int]]:

@@ -1,0 +1,1 @@
+"""Console logs: the grammar of their lines, dialects as data, and whole blocks of alike lines at once."""
