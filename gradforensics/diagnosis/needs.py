@@ -58,8 +58,13 @@ def parse(text: str) -> Need:
     return Need(text, kind, name, phase, **counts)
 
 
-_KERNEL = ("xid", "kernel")
-_RECORDER = ("collective_timeout", "collective_mismatch")  # of Flight Recorder dumps, which are no console
+# Kinds of events that a machine tells of itself, in its kernel log or through nvidia-smi.
+_KERNEL = (
+    "xid", "sxid", "ecc", "gpu_fallen", "gpu_driver", "thermal", "hung_task", "lockup", "panic", "segfault",
+    "oom_killer", "mce", "pcie_error", "io_error", "file_system", "link_down",
+)  # fmt: skip
+_NO_CONSOLE = (*_KERNEL, "stack", "collective_timeout", "collective_mismatch")  # stacks, Flight Recorder dumps
+_MACHINE_READERS = frozenset({"kernel-log", "nvidia-smi", "stack-dump", "flight-recorder"})
 
 
 def satisfied(need: Need, evidence: Evidence) -> bool:
@@ -75,9 +80,12 @@ def satisfied(need: Need, evidence: Evidence) -> bool:
         case "events":
             if evidence.events is None:
                 return False
+            readers = {source.reader for source in evidence.sources}
             if need.name == "kernel":
-                return any(e.kind in _KERNEL for e in evidence.events)
-            return not evidence.events or any(e.kind not in _RECORDER for e in evidence.events)
+                return "kernel-log" in readers or any(e.kind in _KERNEL for e in evidence.events)
+            if "console" in readers or any(e.kind not in _NO_CONSOLE for e in evidence.events):
+                return True
+            return not evidence.events and not readers & _MACHINE_READERS
         case "experiments":
             table = evidence.table("experiments")
             return table is not None and need.name in table["experiment"].to_list()

@@ -89,7 +89,7 @@ def hit_at(
         after = int(series.steps[index - 1])
     value = float(series.values[index])
     if series.bad[index]:
-        value = {"posinf": float("inf"), "neginf": float("-inf")}.get(series.kinds[index], float("nan"))
+        value = {"posinf": float("inf"), "neginf": float("-inf")}.get(series.kind(index), float("nan"))
     line = int(series.lines[index]) or None
     return Hit(
         int(series.steps[index]),

@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import polars as pl
 
-from gradforensics.evidence.grouping import Piece
+from gradforensics.evidence.events import ending_kind
+from gradforensics.evidence.pieces import Piece
 from gradforensics.tables import Ending, EndingKind, Event, Evidence
 
-_CLOSERS = ("exception", "oom", "killed", "timeout", "completed")
-_ECHOES = ("ChildFailedError", "RayTaskError", "ActorDiedError", "ProcessRaisedException")
+# What a process raises because another one failed: the launcher's, the cluster's, the shell's report of it.
+_ECHOES = (
+    "ChildFailedError", "RayTaskError", "RayActorError", "ActorDiedError", "ActorUnavailableError",
+    "ProcessRaisedException", "ProcessExitedException", "CalledProcessError", "TrainingFailedError",
+    "WorkerCrashedError", "SignalException",
+)  # fmt: skip
 _HOURS = 7200.0  # seconds from which on a time is told in hours
 _MINUTE = 60.0  # an estimate of less than this at the last logged row is no proof of missing steps
 
 
 def ending_of(evidence: Evidence, pieces: Sequence[Piece]) -> Ending:
     """The ending of one run, from its console logs, its planned end and where its series stop."""
-    consoles = [p for p in pieces if p.reading.events is not None]
+    recorded = [e for p in pieces for e in p.reading.events or [] if e.line is None and ending_kind(e) is not None]
+    consoles = [p for p in pieces if p.reading.events is not None and all(e.line is not None for e in p.reading.events)]
     live = [p for p in consoles if p.is_series or p.reading.trail.last_line]
     reached = _reached(evidence, pieces)
-    for piece in sorted(live, key=lambda p: -(p.reading.trail.last_step or 0)):
-        found = _closing(piece)
+    last = max(live, key=lambda p: p.reading.trail.last_step or 0, default=None)
+    tails = {id(p): _tail(p) for p in consoles}
+    if last is not None:
+        found = _closing(tails[id(last)])
+        if found is None or found.kind != "completed":
+            found = _closing([*tails[id(last)], *_of_other_ranks(last, consoles, tails)])
         if found is not None:
             return found
-        break
+    told = [p for p in consoles if p not in live and tails[id(p)]]
+    if recorded:  # a status, which stands on no line: a log that says why is better
+        why = _told_by(told, tails)
+        return why if why.kind not in ("unknown", "completed") else _told(recorded[-1])
     if reached is not None and reached.kind == "completed":
         return reached
-    for piece in consoles:
-        if piece not in live and (found := _closing(piece)) is not None:
-            return found
+    if told:
+        return _told_by(told, tails)
     for piece in pieces:
         trail = piece.reading.trail
         if trail.finished and piece.reader != "console":
@@ -37,37 +49,83 @@ def ending_of(evidence: Evidence, pieces: Sequence[Piece]) -> Ending:
     return reached or _estimate(live) or _tested(evidence) or Ending()
 
 
-def _closing(piece: Piece) -> Ending | None:
-    """What a console log says after its last training line and its last launch."""
+def _tail(piece: Piece) -> list[Event]:
+    """The events of a log that can end a run or tell who failed, behind its last training line and last launch."""
     trail = piece.reading.trail
     after = max(trail.last_line or 0, trail.launch_line or 0)
-    tail = [e for e in piece.reading.events or [] if e.kind in _CLOSERS and (e.line or 0) > after]
+    closers = [e for e in piece.reading.events or [] if ending_kind(e) is not None or e.kind == "child_failed"]
     # the closing summary of the Trainer may stand on the line of its last bar
-    tail = tail or [e for e in piece.reading.events or [] if e.kind == "completed" and (e.line or 0) == after]
-    if not tail:
-        return None
-    if tail[-1].kind == "completed":
+    at_bar = [e for e in closers if e.kind == "completed" and (e.line or 0) == after]
+    return [e for e in closers if (e.line or 0) > after] or at_bar
+
+
+def _of_other_ranks(last: Piece, consoles: Sequence[Piece], tails: dict[int, list[Event]]) -> list[Event]:
+    """What the other ranks of a job say at their ends: the one that failed first need not be the one that logs."""
+    if last.rank is None:
+        return []
+    ranks = [p for p in consoles if p is not last and p.rank is not None and p.rank != last.rank]
+    step = last.reading.trail.last_step
+    fresh = [p for p in ranks if p.reading.trail.last_step in (None, step) or not p.is_series]
+    found = [event for piece in fresh for event in tails[id(piece)] if event.kind != "completed"]
+    return sorted(found, key=lambda e: (e.rank is None, e.rank or 0))
+
+
+def _told_by(pieces: Sequence[Piece], tails: dict[int, list[Event]]) -> Ending:
+    """The ending that logs without a training line tell: of all ranks together, else of the first that tells one."""
+    ranks = sorted((p for p in pieces if p.rank is not None), key=lambda p: p.rank or 0)
+    together = ranks if len(ranks) > 1 else pieces[:1]
+    return _closing([event for piece in together for event in tails[id(piece)]]) or Ending()
+
+
+def _closing(tail: Sequence[Event]) -> Ending | None:
+    """The one of the events at the end of a run that made it end; None where there is none."""
+    if tail and tail[-1].kind == "completed":
         return _told(tail[-1])
-    tail = [e for e in tail if e.kind != "completed"]
-    for kind in ("oom", "timeout"):
-        if causes := [e for e in tail if e.kind == kind]:
-            return _told(causes[0])
-    if tail[0].kind == "killed":
-        return _told(tail[0])
-    raised = [e for e in tail if e.kind == "exception"]
-    causes = [e for e in raised if e.data.get("type") not in _ECHOES and "RayTaskError" not in e.text]
-    return _told((causes or raised)[-1])
+    causes = _in_order([e for e in tail if e.kind not in ("completed", "child_failed")])
+    if memory := [e for e in causes if e.kind == "oom"]:
+        return _told(memory[0])
+    root = {e.rank for e in tail if e.data.get("root") and e.rank is not None}
+    for candidates in (
+        [e for e in causes if _is_cause(e) and e.rank in root],
+        [e for e in causes if _is_cause(e)],
+        [e for e in causes if not _is_echo(e)],
+        causes,
+    ):
+        if candidates:
+            return _told(_outermost(_limit(candidates), causes))
+    return None
+
+
+def _in_order(events: list[Event]) -> list[Event]:
+    """By their times where all have one, else as they were read."""
+    return sorted(events, key=lambda e: e.time or 0.0) if all(e.time is not None for e in events) else events
+
+
+def _is_echo(event: Event) -> bool:
+    return event.data.get("type") in _ECHOES or "RayTaskError" in event.text
+
+
+def _is_cause(event: Event) -> bool:
+    """Whether an event can be what came first: no report of another failure, no lost connection to who failed."""
+    return not _is_echo(event) and event.kind != "nccl_error" and "thread" not in event.data
+
+
+def _limit(candidates: Sequence[Event]) -> Event:
+    """The first of the candidates; of a signal the limit for which it was sent, where a line names it."""
+    first = candidates[0]
+    limits = [e for e in candidates if e.kind == "timeout"]
+    return limits[0] if first.kind == "killed" and limits else first
+
+
+def _outermost(event: Event, events: Sequence[Event]) -> Event:
+    """The exception that was raised last while this one was handled: it is what stopped the process."""
+    later = [e for e in events if (e.source, (e.data.get("cause") or {}).get("line")) == (event.source, event.line)]
+    later = [e for e in later if not _is_echo(e)]
+    return later[-1] if later and ending_kind(event) == "exception" else event
 
 
 def _told(event: Event) -> Ending:
-    kinds: Mapping[str, EndingKind] = {
-        "exception": "exception",
-        "oom": "oom",
-        "killed": "killed",
-        "timeout": "timeout",
-        "completed": "completed",
-    }
-    return Ending(kinds[event.kind], event.text, event.source, event.line)
+    return Ending(ending_kind(event) or "unknown", event.text, event.source, event.line)
 
 
 def _reached(evidence: Evidence, pieces: Sequence[Piece]) -> Ending | None:

@@ -7,7 +7,7 @@ import numpy as np
 from gradforensics import signals
 from gradforensics.diagnosis.checks.loss import descending_loss, lasting_bad, of_trainer
 from gradforensics.diagnosis.vocabulary import Answer, Fact, Hit, Missing, check, hit_at
-from gradforensics.tables import Evidence, Series
+from gradforensics.tables import KINDS, Evidence, Series
 
 _COARSE = 1e-3  # a loss printed with fewer than three decimals may show 0 without being near it
 
@@ -52,7 +52,7 @@ def _loss_first(evidence: Evidence, *, certain: bool) -> Answer:
             continue
         before = bool(norm is not None and norm.finite[norm.steps == bad[1] - 1].any())
         if (before and loss.step_unit == "step") == certain:
-            return [hit_at(loss, bad[0], which, kind=_word(loss.kinds[bad[0]]), points=int(loss.bad.sum()))]
+            return [hit_at(loss, bad[0], which, kind=_word(loss.kind(bad[0])), points=int(loss.bad.sum()))]
     return []
 
 
@@ -91,7 +91,7 @@ def _gradient_first(evidence: Evidence, points: int, *, masked: bool) -> Answer:
         if loss is not None and len(loss.good):
             before = np.flatnonzero(loss.good.steps <= bad[1])
             there = float(loss.good.values[before[-1]]) if len(before) else None
-        kind, count = _word(norm.kinds[bad[0]]), int(norm.bad.sum())
+        kind, count = _word(norm.kind(bad[0])), int(norm.bad.sum())
         return [hit_at(norm, bad[0], which, kind=kind, points=count, loss_there=there)]
     return []
 
@@ -130,7 +130,7 @@ def _single_bad_losses(evidence: Evidence, *, gradient_zero: bool) -> list[Hit]:
         lasting = lasting_bad(loss)
         still = set() if norm is None else set(norm.steps[norm.values == 0].tolist())
         single = [int(i) for i in np.flatnonzero(loss.bad[:lasting]) if (int(loss.steps[i]) in still) == gradient_zero]
-        hits += [hit_at(loss, i, which, kind=_word(loss.kinds[i]), points=len(single)) for i in single]
+        hits += [hit_at(loss, i, which, kind=_word(loss.kind(i)), points=len(single)) for i in single]
     return hits
 
 
@@ -143,7 +143,7 @@ def eval_nonfinite_only(evidence: Evidence) -> Answer:
     start = lasting_bad(held_out)
     if start is None or len(held_out) - start < 2 or loss.bad.any() or not (loss.good.values != 0).any():
         return []  # a training loss that is all 0 hides the same NaN (GF35)
-    return [hit_at(held_out, start, kind=_word(held_out.kinds[start]), points=int(held_out.bad.sum()))]
+    return [hit_at(held_out, start, kind=_word(held_out.kind(start)), points=int(held_out.bad.sum()))]
 
 
 @check(needs=["series:grad_norm:points>=3"])
@@ -162,7 +162,7 @@ def _nan_gradients(evidence: Evidence) -> tuple[Series, Series] | Missing | None
     loss, norm = evidence.series("loss"), evidence.series("grad_norm")
     if loss is None or norm is None:
         return Missing("series:loss", "series:grad_norm")
-    start = signals.first_run(np.array([k == "nan" for k in norm.kinds]), 3)
+    start = signals.first_run(norm.codes == KINDS.index("nan"), 3)
     if start is None:
         return None
     common = np.intersect1d(loss.steps[loss.steps >= norm.steps[start]], norm.steps[start:])

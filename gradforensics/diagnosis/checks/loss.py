@@ -36,12 +36,15 @@ def descending_loss(evidence: Evidence) -> Series | Missing:
     return series.good
 
 
-def _left(loss: Series, noise: float, rise: float, share: float, times: float, far: float) -> signals.Departure | None:
+def _left(
+    evidence: Evidence, loss: Series, noise: float, rise: float, share: float, times: float, far: float
+) -> signals.Departure | None:
     """A lasting departure over `share` of the record.
 
     A quarter of that (10 points at least) will do for one that ends at more than `times` the best and the first level.
     """
-    found = signals.departure(loss.steps, loss.values, noise, rise, far)
+    wanted = ("departure", noise, rise, far)
+    found = evidence.once(wanted, lambda: signals.departure(loss.steps, loss.values, noise, rise, far))
     if found is None:
         return None
     late = found.points >= 10 and found.share >= share / 4 and found.end > times * max(found.best, found.initial) > 0
@@ -54,7 +57,7 @@ def left_best_level(evidence: Evidence, *, noise: float, rise: float, share: flo
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
-    found = _left(loss, noise, rise, share, times, far)
+    found = _left(evidence, loss, noise, rise, share, times, far)
     return [_departure_hit(loss, found)] if found else []
 
 
@@ -66,7 +69,7 @@ def left_far_above_its_start(
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
-    found = _left(loss, noise, rise, share, times, far)
+    found = _left(evidence, loss, noise, rise, share, times, far)
     if found is None or found.initial <= 0 or found.end < times * found.initial:
         return []
     return [_departure_hit(loss, found, initial=found.initial)]
@@ -83,7 +86,7 @@ def left_best_level_at_high_lr(
     loss, lr = descending_loss(evidence), evidence.series("lr")
     if isinstance(loss, Missing) or lr is None:
         return loss if isinstance(loss, Missing) else Missing("series:lr")
-    found = _left(loss, noise, rise, share, times, far)
+    found = _left(evidence, loss, noise, rise, share, times, far)
     if found is None or found.peak <= found.initial or not len(lr.good):
         return []
     peak = float(lr.good.values.max())
@@ -118,7 +121,7 @@ def left_best_level_with_gradient(
         return loss
     if norm is None or len(norm.good) < 20:
         return Missing("series:grad_norm:points>=20")
-    found = _left(loss, noise, rise, share, times, far)
+    found = _left(evidence, loss, noise, rise, share, times, far)
     if found is None:
         return []
     level = signals.rolling_median(norm.good.values, 3)
@@ -172,13 +175,17 @@ def bounces(evidence: Evidence, *, correlation: float, amplitude: float, points:
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
-    for start in range(0, len(loss) - points + 1, max(1, points // 4, len(loss) // 2000)):
-        part = loss.values[start : start + points]
+    if len(loss) < points:
+        return []
+    every = max(1, points // 4, len(loss) // 2000)
+    windows = np.lib.stride_tricks.sliding_window_view(loss.values, points)[::every]
+    for index in np.flatnonzero(signals.lag1_of_differences(windows) < correlation).tolist():
+        part = windows[index]
         level = abs(float(np.median(part)))
         swing = float(np.std(np.diff(part))) / level if level > 0 else 0.0
-        found = signals.lag1_of_differences(part)
-        if found < correlation and swing > amplitude:
-            return [hit_at(loss, start, correlation=found, amplitude=swing)]
+        if swing > amplitude:
+            found = float(signals.lag1_of_differences(part))
+            return [hit_at(loss, index * every, correlation=found, amplitude=swing)]
     return []
 
 
