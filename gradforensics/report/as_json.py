@@ -59,6 +59,9 @@ def _run(run: RunReport) -> dict[str, Any]:
         "series": [plain(asdict(row)) for row in run.series],
         "settings": [plain(asdict(row)) for row in run.settings],
         "notices": [asdict(notice) for notice in run.notices],
+        "events": [plain(asdict(event)) for event in run.events],
+        "environment": [asdict(fact) for fact in run.environment],
+        "baselines": list(run.baselines),
         "checkpoints": None if run.checkpoints is None else [plain(asdict(row)) for row in run.checkpoints.rows],
         "calls": [asdict(call) for call in run.checkpoints.calls] if run.checkpoints else [],
     }

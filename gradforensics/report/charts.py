@@ -142,7 +142,7 @@ def bad_of(series: Series) -> tuple[Bad, ...]:
         widest = np.argsort(np.diff(index)[breaks - 1], kind="stable")[::-1][: BAD_RUNS - 1]
         breaks = np.sort(breaks[widest])
     return tuple(
-        Bad(int(series.steps[p[0]]), int(series.steps[p[-1]]), len(p), tuple(dict.fromkeys(series.kinds[i] for i in p)))
+        Bad(int(series.steps[p[0]]), int(series.steps[p[-1]]), len(p), tuple(dict.fromkeys(map(series.kind, p))))
         for p in np.split(index, breaks)
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 from gradforensics import __version__
@@ -15,10 +15,12 @@ from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Language, LookA
 from gradforensics.diagnosis.vocabulary import Fact
 from gradforensics.report.charts import TIMELINE_POINTS, Chart, timeline, zooms
 from gradforensics.report.checkpoints import Checkpoints, checkpoints
-from gradforensics.tables import Ending, Evidence, Notice, SeriesFrame, Source
+from gradforensics.tables import Ending, Event, Evidence, Notice, SeriesFrame, Source
+from gradforensics.tables import Fact as Circumstance
 
 TOOL = f"gradforensics {__version__}"
 Excerpts: TypeAlias = Mapping[tuple[str, int | None], str]
+_BASELINES = 3  # runs that are offered for comparison
 _MANY_RUNS = 6  # from here on the charts get fewer points, so that the file stays small
 
 
@@ -127,7 +129,10 @@ class SettingRow:
 
 @dataclass(frozen=True)
 class RunReport:
-    """Everything that a report says about one run. `verdicts` follow the catalogue, `findings` their weight."""
+    """Everything that a report says about one run. `verdicts` follow the catalogue, `findings` their weight.
+
+    baselines: names of runs of the same analysis that raise no alarm and logged the same, of a run that does.
+    """
 
     name: str
     steps: tuple[int, int] | None
@@ -141,6 +146,9 @@ class RunReport:
     series: tuple[SeriesRow, ...]
     settings: tuple[SettingRow, ...]
     notices: tuple[Notice, ...]
+    events: tuple[Event, ...] = ()
+    environment: tuple[Circumstance, ...] = ()
+    baselines: tuple[str, ...] = ()
     checkpoints: Checkpoints | None = None
     timeline: tuple[Chart, ...] = field(default=(), compare=False)
 
@@ -180,7 +188,22 @@ class Report:
 def build(diagnoses: Sequence[Diagnosis], sources: Sequence[Source], *, language: Language = "en") -> Report:
     """Turn diagnoses into the model that every format is rendered from."""
     points = TIMELINE_POINTS if len(diagnoses) < _MANY_RUNS else TIMELINE_POINTS // 4
-    return Report(TOOL, language, tuple(_run(d, language, points) for d in diagnoses), tuple(sources))
+    runs = [_run(d, language, points) for d in diagnoses]
+    runs = [replace(run, baselines=_baselines(run, runs)) for run in runs]
+    return Report(TOOL, language, tuple(runs), tuple(sources))
+
+
+def _baselines(run: RunReport, runs: Sequence[RunReport]) -> tuple[str, ...]:
+    """The runs without an alarm that a run with one can be compared with: those that logged most of its series."""
+    if not run.alarms:
+        return ()
+    mine = {(row.phase, row.series) for row in run.series}
+    shared: list[tuple[int, str]] = []
+    for other in runs:
+        theirs = {(row.phase, row.series) for row in other.series}
+        if other is not run and not other.alarms and other.having("clear") and ("train", "loss") in mine & theirs:
+            shared.append((-len(mine & theirs), other.name))
+    return tuple(name for _, name in sorted(shared)[:_BASELINES])
 
 
 def _run(diagnosis: Diagnosis, language: Language, points: int) -> RunReport:
@@ -204,6 +227,8 @@ def _run(diagnosis: Diagnosis, language: Language, points: int) -> RunReport:
         series=_series(evidence),
         settings=tuple(_settings(evidence)),
         notices=tuple(evidence.notices),
+        events=tuple(evidence.events or ()),
+        environment=tuple(evidence.environment or ()),
         checkpoints=checkpoints(evidence, diagnosis.last_good_checkpoint),
         timeline=timeline(evidence, weighed, diagnosis.primary, points),
     )

@@ -13,7 +13,7 @@ from gradforensics.report.words import Words, is_command, number, place, printab
 from gradforensics.tables import Source
 
 # How many rows of each kind a page shows; the JSON report has them all.
-HITS, NOTICES, SOURCES, SETTINGS, SERIES, RUNS = 12, 100, 300, 300, 100, 200
+HITS, NOTICES, SOURCES, SETTINGS, SERIES, RUNS, EVENTS = 12, 100, 300, 300, 100, 200, 200
 
 
 def visible(value: Any) -> Any:
@@ -201,6 +201,26 @@ class Pieces:
             )
         return self.table(("key", "value", "where"), rows) + self.cut(len(run.settings), SETTINGS)
 
+    def events(self, run: RunReport) -> Markup:
+        """What the logs tell besides numbers, in the order in which it was read."""
+        rows = []
+        for e in run.events[:EVENTS]:
+            writer = ", ".join(filter(None, ("" if e.rank is None else str(e.rank), e.host or "")))
+            told = tag("code", shorten(e.text, 300))
+            cells = (e.kind, "" if e.step is None else str(e.step), writer, told, where(e.source, e.line))
+            rows.append(tag("tr", *(tag("td", c) for c in cells)))
+        heads = ("event", "step", "rank_host", "text", "where")
+        return self.table(heads, rows) + self.cut(len(run.events), EVENTS)
+
+    def environment(self, run: RunReport) -> Markup:
+        """Where the run ran, on what, with which versions."""
+        rows = []
+        for fact in run.environment[:SETTINGS]:
+            writer = ", ".join(filter(None, ("" if fact.rank is None else str(fact.rank), fact.host or "")))
+            value = tag("code", shorten(fact.value, 300))
+            rows.append(tag("tr", *(tag("td", c) for c in (fact.key, value, writer, where(fact.source, fact.line)))))
+        return self.table(("key", "value", "rank_host", "where"), rows) + self.cut(len(run.environment), SETTINGS)
+
     def notices(self, run: RunReport) -> Markup:
         """The readers' remarks."""
         items = [tag("li", where(n.source, n.line), " ", shorten(n.text, 400)) for n in run.notices[:NOTICES]]
@@ -241,6 +261,12 @@ class Pieces:
                 tag("tr", *(tag("td", c) for c in (*cells, self.words(run.ending.kind), self.words.steps(run))))
             )
         return self.table(("run", "verdict", "onset", "ending", "record"), rows) + self.cut(len(report.runs), RUNS)
+
+    def baselines(self, report: Report, run: RunReport) -> Markup:
+        """Runs that this one can be compared with, as links."""
+        anchors = {other.name: f"#r{i}" for i, other in enumerate(report.runs, 1)}
+        links = joined([tag("a", name, href=anchors[name]) for name in run.baselines], ", ")
+        return joined([links, soft(self.words("baselines_why"))])
 
     # -- the catalogue -------------------------------------------------------------------------------------------------
 

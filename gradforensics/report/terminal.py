@@ -9,10 +9,14 @@ from gradforensics.report.pen import Pen, flat
 from gradforensics.report.tensors import would_run
 from gradforensics.report.words import Words, is_command, place
 
+_OVERVIEW = 50  # runs that the overview lists
+
 
 def render(report: Report, *, color: bool, width: int, written: Sequence[str] = ()) -> str:
     """The summary, ending in a newline. `written`: where the outputs lie."""
     pen = Pen(color=color, width=width, words=Words(report.language))
+    if len(report.runs) > 1:
+        _overview(pen, report)
     for index, run in enumerate(report.runs):
         if index:
             pen.lines.append("")
@@ -21,6 +25,20 @@ def render(report: Report, *, color: bool, width: int, written: Sequence[str] = 
     pen.lines.append(_tally(pen, report))
     pen.lines += [flat(pen.words("report_at", path=path)) for path in written]
     return pen.text()
+
+
+def _overview(pen: Pen, report: Report) -> None:
+    """One line per run: what is wrong with it, if anything, and how it ended. Those with an alarm come first."""
+    words = pen.words
+    for run in sorted(report.runs, key=lambda r: r.primary is None)[:_OVERVIEW]:
+        colour = "red" if run.primary else ("green" if run.having("clear") else "yellow")
+        verdict = run.primary.rule if run.primary else words("no_alarm" if run.having("clear") else "no_verdict")
+        pen.lines.append(
+            f"{pen.paint(verdict, colour)}  {flat(run.name)}  {words.steps(run)}, {words(run.ending.kind)}"
+        )
+    if len(report.runs) > _OVERVIEW:
+        pen.lines.append(words("and_more", n=len(report.runs) - _OVERVIEW))
+    pen.lines.append("")
 
 
 def _run(pen: Pen, run: RunReport) -> None:
@@ -37,6 +55,8 @@ def _run(pen: Pen, run: RunReport) -> None:
     _ending(pen, run)
     if run.last_good_checkpoint:
         pen.row(pen.words("t_last_good"), run.last_good_checkpoint)
+    if run.baselines:
+        pen.row(pen.words("t_baselines"), f"{', '.join(run.baselines)} ({pen.words('baselines_why')})")
     _danger(pen, run)
     if run.primary is not None:
         if run.primary.fix:

@@ -17,7 +17,7 @@ from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.diagnosis.vocabulary import Hit
 from gradforensics.report.html import render
 from gradforensics.report.model import Report, build
-from gradforensics.tables import Ending, Event, Evidence, Notice, Setting, Source
+from gradforensics.tables import Ending, Event, Evidence, Fact, Notice, Setting, Source
 
 VOID = {"meta", "br", "link", "img", "hr"}
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}&amp;"
@@ -209,3 +209,14 @@ def test_prose_to_verify_is_no_command(sick: Diagnosis) -> None:
     prose = replace(sick.verdicts[0], rule=replace(sick.verdicts[0].rule, verify="Look at {run}."))
     text = render(build([replace(sick, verdicts=(prose,), primary=prose)], []))
     assert "<p>Look at" in text
+
+
+def test_environment_events_and_baselines_are_shown(sick: Diagnosis, healthy: Diagnosis) -> None:
+    sick.evidence.environment = [Fact("gpu", "NVIDIA <H100>", "wandb-metadata.json", None, 3, "node07")]
+    sick.evidence.events = [Event("xid", "NVRM: Xid (PCI:0000:9b:00): 79", "dmesg.log", 12, host="node07", step=118)]
+    text = Page(render(build([sick, healthy], []))).text
+    assert "Environment (1)" in text
+    assert "gpu NVIDIA <H100> 3, node07 wandb-metadata.json" in text
+    assert "Events (1)" in text
+    assert "xid 118 node07 NVRM: Xid (PCI:0000:9b:00): 79 dmesg.log:12" in text
+    assert "Compare with healthy no alarm on the same series in this analysis" in text

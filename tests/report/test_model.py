@@ -109,3 +109,13 @@ def test_nothing_logged(maker: Any) -> None:
 def test_a_command_that_this_version_lacks_is_not_offered(sick: Diagnosis) -> None:
     later = replace(sick.verdicts[0], rule=replace(sick.verdicts[0].rule, verify="gradforensics replay {run}"))
     assert later.verify() == ""
+
+
+def test_baselines_are_runs_without_an_alarm_that_logged_the_loss(sick: Diagnosis, healthy: Diagnosis) -> None:
+    other = replace(healthy, evidence=replace(healthy.evidence, name="no-loss", frames={}))
+    runs = build([sick, other, healthy], []).runs
+    assert [run.baselines for run in runs] == [("healthy",), (), ()]
+
+
+def test_a_lone_run_has_no_baselines(report: Report) -> None:
+    assert report.runs[0].baselines == ()
