@@ -313,7 +313,15 @@ def _series(evidence: Evidence) -> tuple[SeriesRow, ...]:
         known = best.get((key.phase, key.series, key.tag))
         if known is None or row.points > known.points:
             best[key.phase, key.series, key.tag] = row
-    return tuple(best.values())
+    return tuple(best.values()) or _no_loss(evidence)
+
+
+def _no_loss(evidence: Evidence) -> tuple[SeriesRow, ...]:
+    """A loss without a point, where the log of a training was read and holds no series at all: that was looked for."""
+    log = next((s.path for s in evidence.sources if s.reader == "console"), None)
+    if log is None:
+        return ()
+    return (SeriesRow("loss", "loss", "train", log, "step", 0, None, None, None, None, 0, None, None),)
 
 
 def _series_row(series: str, tag: str, phase: str, source: str, stored: SeriesFrame) -> SeriesRow:

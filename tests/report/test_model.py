@@ -119,3 +119,11 @@ def test_baselines_are_runs_without_an_alarm_that_logged_the_loss(sick: Diagnosi
 
 def test_a_lone_run_has_no_baselines(report: Report) -> None:
     assert report.runs[0].baselines == ()
+
+
+def test_a_log_without_any_series_says_so(sick: Diagnosis) -> None:
+    bare = replace(sick.evidence, frames={}, sources=[Source("train.log", 9, None, "console")])
+    (row,) = build([replace(sick, evidence=bare)], []).runs[0].series
+    assert (row.series, row.points, row.first, row.source) == ("loss", 0, None, "train.log")
+    silent = replace(bare, sources=[Source("model.pt", 9, None, "checkpoint (torch)")])
+    assert build([replace(sick, evidence=silent)], []).runs[0].series == ()
