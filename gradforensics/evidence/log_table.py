@@ -43,21 +43,21 @@ class Column:
     lines: np.ndarray | None = None
     texts: Sequence[str] = ()
 
-    def at(self, height: int) -> np.ndarray:
-        """int64 (m,): the rows that hold the values of this column."""
-        return np.arange(height, dtype=np.int64) if self.rows is None else self.rows
+    def at(self, every: np.ndarray) -> np.ndarray:
+        """int64 (m,): the rows that hold the values of this column. every: int64 (n,), all rows of the table."""
+        return every if self.rows is None else self.rows
 
-    def states(self, height: int) -> np.ndarray:
+    def states(self, every: np.ndarray) -> np.ndarray:
         """What every row of the table holds of this column, in the terms of `placeholders`."""
-        found = np.full(height, placeholders.ABSENT, dtype=np.uint8)
-        rows = self.at(height)
+        found = np.full(len(every), placeholders.ABSENT, dtype=np.uint8)
+        rows = self.at(every)
         found[rows] = np.where(self.values.is_nan().fill_null(value=False), placeholders.NAN, placeholders.MEASURED)
         found[rows[self.values.is_null().to_numpy()]] = placeholders.ABSENT
         return found
 
-    def present(self, height: int) -> np.ndarray:
+    def present(self, every: np.ndarray) -> np.ndarray:
         """The rows that hold a value: an empty cell of a sparse column says nothing about the steps."""
-        rows = self.at(height)
+        rows = self.at(every)
         return rows[self.values.is_not_null().to_numpy()] if self.values.null_count() else rows
 
 
@@ -109,6 +109,7 @@ class _Settling:
     def __init__(self, table: LogTable, mapping: Mapping[str, str]) -> None:
         self.table = table
         self.height = table.height
+        self.every = np.arange(table.height, dtype=np.int64)
         self.mapping = mapping
         self.unit: StepUnit = table.unit
         self.ranks = None if table.ranks is None else table.ranks.cast(pl.Int64).fill_null(-1).to_numpy()
@@ -118,7 +119,7 @@ class _Settling:
     def result(self) -> Settled:
         self.fillers()
         steps = self.standing()
-        groups = [(column.present(self.height), column) for column in self.table.columns]
+        groups = [(column.present(self.every), column) for column in self.table.columns]
         # an evaluation may count its own steps from 0 every time: only the training's series tell a restart
         trained = [g for g in groups if (g[1].hint or names.series_of(g[1].tag)[0]) not in ("eval", "test")] or groups
         attempts = np.zeros(self.height, dtype=np.uint16)
@@ -167,7 +168,7 @@ class _Settling:
         suspects = [] if self.table.sparse else [c for c in columns if c.values.is_nan().any()]
         if not suspects:
             return
-        states = {id(c): c.states(self.height) for c in columns}
+        states = {id(c): c.states(self.every) for c in columns}
         for column in suspects:
             phase, own = self.phase(column), states[id(column)]
             others = [
@@ -178,7 +179,7 @@ class _Settling:
                 filler |= placeholders.pauses(np.where(filler, placeholders.ABSENT, own))
             if not filler.any():
                 continue
-            gone = pl.Series(filler[column.at(self.height)])
+            gone = pl.Series(filler[column.at(self.every)])
             column.values = column.values.zip_with(~gone, pl.Series([None], dtype=pl.Float64))
             first, count = self.line(int(np.flatnonzero(filler)[0])), int(filler.sum())
             text = f'column "{column.tag}": {count} NaN where nothing was measured: read as missing'
@@ -249,7 +250,7 @@ class _Settling:
     def attempts(self, steps: np.ndarray, groups: Sequence[np.ndarray]) -> np.ndarray:
         """Attempt of every row: a series whose steps go back begins a new one."""
         backs: set[tuple[int, int]] = set()
-        for rows in groups:
+        for rows in {id(rows): rows for rows in groups}.values():  # columns without gaps share their rows
             earlier, later = self.pairs(rows)
             back = steps[later] < steps[earlier]
             backs |= set(zip(later[back].tolist(), earlier[back].tolist(), strict=True))
@@ -278,7 +279,7 @@ class _Settling:
 
     def count_repeats(self, steps: np.ndarray, attempts: np.ndarray, groups: Sequence[np.ndarray]) -> None:
         worst, first = 0, 0
-        for rows in groups:
+        for rows in {id(rows): rows for rows in groups}.values():
             earlier, later = self.pairs(rows)
             same = later[(steps[later] == steps[earlier]) & (attempts[later] == attempts[earlier])]
             if not len(same):

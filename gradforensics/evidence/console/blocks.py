@@ -9,13 +9,11 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
-from gradforensics.evidence.console.templates import Space
 from gradforensics.evidence.files import LINE_LIMIT, File, shorten
 
 _BLOCK = 4 << 20
 _LONGEST = 8 << 20  # bytes without a line break that are held
 _PIECE = 64 << 10  # bytes that are searched at once: in most of them is nothing
-_PADDING = 16
 _LINE_FEED, _RETURN = 10, 13
 
 
@@ -38,25 +36,27 @@ def blocks(file: File) -> Iterator[bytes]:
 class Block:
     """The lines of one block; the states of a progress bar count as lines of their own.
 
-    data: uint8, with some zeros behind the last line; starts, lengths: int64 (n,); numbers: int64 (n,), the line of the
-    file that each stands on; next: the number of the line behind the block.
+    data: uint8 (bytes of the block,); starts, lengths: int64 (n,); feeds: int64 (n,), line feeds before each line;
+    first: the number of the first line in the file; behind: line feeds of the whole block.
     """
 
-    def __init__(self, first: int, raw: bytes, space: Space) -> None:
+    def __init__(self, raw: bytes) -> None:
         self.raw = raw
-        words = -(-len(raw) // 8) + _PADDING // 8
-        self.data = space.words("block", (1, words)).view(np.uint8)[0]
-        self.data[: len(raw)] = np.frombuffer(raw, dtype=np.uint8)
-        self.data[len(raw) :] = 0
-        feeds = self.data[: len(raw)] == _LINE_FEED
-        ends = np.flatnonzero(feeds | (self.data[: len(raw)] == _RETURN) if b"\r" in raw else feeds)
+        self.first = 1
+        self.data = np.frombuffer(raw, dtype=np.uint8)
+        feeds = self.data == _LINE_FEED
+        ends = np.flatnonzero(feeds | (self.data == _RETURN) if b"\r" in raw else feeds)
         if not len(ends) or ends[-1] != len(raw) - 1:
             ends = np.append(ends, len(raw))
         self.starts = np.concatenate([[0], ends[:-1] + 1])
         self.lengths = ends - self.starts
-        done = np.cumsum(feeds[np.minimum(ends, len(raw) - 1)])
-        self.numbers = np.concatenate([[first], first + done[:-1]])
-        self.next = first + int(done[-1])
+        done = np.cumsum(feeds[np.minimum(ends, len(raw) - 1)]) if len(raw) else np.zeros(len(ends), dtype=np.int64)
+        self.feeds = np.concatenate([[0], done[:-1]])
+        self.behind = int(done[-1])
+
+    def number(self, index: int) -> int:
+        """The line of the file that a line of the block stands on."""
+        return self.first + int(self.feeds[index])
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -78,9 +78,15 @@ class Block:
         return self.raw[max(start - 1, 0) : start] == b"\r" or self.raw[stop : stop + 1] == b"\r"
 
     def windows(self, indices: np.ndarray, width: int) -> np.ndarray:
-        """uint8 (m, width): these lines and up to seven bytes of what follows them."""
+        """uint8 (m, width): these lines and up to seven bytes of what follows them; see fits()."""
         every = np.lib.stride_tricks.as_strided(self.data, (len(self.data) - width + 1, width), (1, 1))
         return np.asarray(every[self.starts[indices]])
+
+    def fits(self, indices: np.ndarray, width: int) -> np.ndarray:
+        """Those of the lines whose window of this width ends within the block: all but perhaps the last one."""
+        if not len(indices) or self.starts[indices[-1]] + width <= len(self.data):
+            return indices
+        return indices[:-1]
 
 
 class Marks:

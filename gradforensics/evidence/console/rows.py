@@ -127,33 +127,60 @@ class Gathered:
         )
 
     def _columns(self, place: np.ndarray) -> list[Column]:
-        found: dict[tuple[Phase | None, str], list[tuple[np.ndarray, pl.Series]]] = {}
+        """All values by phase and name. The blocks are emptied meanwhile: both together would need twice the memory."""
+        rows: dict[tuple[Phase | None, str], list[int]] = {}
+        values: dict[tuple[Phase | None, str], list[float | None]] = {}
         texts: dict[tuple[Phase | None, str], list[str]] = {}
-        singles: dict[tuple[Phase | None, str], tuple[list[int], list[float | None]]] = {}
         for index, row in enumerate(self.rows):
             for tag, value in row.said.values.items():
                 key = (row.said.phase, tag)
-                where, values = singles.setdefault(key, ([], []))
-                where.append(index)
-                values.append(value)
+                rows.setdefault(key, []).append(index)
+                values.setdefault(key, []).append(value)
                 spelt = texts.setdefault(key, [])
                 if tag in row.said.texts and len(spelt) < _SPELLINGS:
                     spelt.append(row.said.texts[tag])
-        for key, (where, values) in singles.items():
-            found[key] = [(place[where], pl.Series(values, dtype=pl.Float64, strict=False))]
-        at = len(self.rows)
-        for block in self.blocks:
-            rows = place[at : at + len(block.lines)]
-            at += len(block.lines)
-            for tag, numbers in block.values.items():
-                found.setdefault((block.said.phase, tag), []).append((rows, pl.Series(numbers)))
-        columns = []
-        for (phase, tag), parts in found.items():
-            where_ = np.concatenate([rows for rows, _ in parts])
-            order = np.argsort(where_, kind="stable")
-            values_ = pl.concat([values.rename("value") for _, values in parts])[order]
-            columns.append(Column(tag, values_, where_[order], phase, None, texts.get((phase, tag), ())))
-        return columns
+        starts = len(self.rows) + np.cumsum([0, *(len(block.lines) for block in self.blocks)])
+        keys = dict.fromkeys([*rows, *((block.said.phase, tag) for block in self.blocks for tag in block.values)])
+        found = []
+        for phase, tag in keys:
+            single = values.get((phase, tag), [])
+            scattered = _Scattered(len(place))
+            scattered.put(place[rows.get((phase, tag), [])], np.array(single, dtype=np.float64))
+            scattered.missing(place[[i for i, v in zip(rows.get((phase, tag), []), single, strict=True) if v is None]])
+            for start, block in zip(starts.tolist(), self.blocks, strict=False):
+                if block.said.phase == phase and tag in block.values:
+                    scattered.put(place[start : start + len(block.lines)], block.values.pop(tag))
+            found.append(scattered.column(tag, phase, texts.get((phase, tag), ())))
+        return found
+
+
+class _Scattered:
+    """Values that are put into the rows of a table in any order."""
+
+    def __init__(self, height: int) -> None:
+        self._values = np.zeros(height)
+        self._held = np.zeros(height, dtype=bool)
+        self._missing = np.zeros(0, dtype=np.int64)
+
+    def put(self, rows: np.ndarray, values: np.ndarray) -> None:
+        """values: float64 (m,), NaN as read; rows: int64 (m,)."""
+        self._values[rows] = values
+        self._held[rows] = True
+
+    def missing(self, rows: np.ndarray) -> None:
+        """The rows whose value is missing, of those that were put."""
+        self._missing = rows
+
+    def column(self, tag: str, phase: Phase | None, texts: Sequence[str]) -> Column:
+        """What was put, in the order of the rows."""
+        rows = None if self._held.all() else np.flatnonzero(self._held)
+        values = pl.Series("value", self._values if rows is None else self._values[rows])
+        if len(self._missing):
+            gone = np.zeros(len(self._held), dtype=bool)
+            gone[self._missing] = True
+            kept = pl.Series(~(gone if rows is None else gone[rows]))
+            values = values.zip_with(kept, pl.Series([None], dtype=pl.Float64))
+        return Column(tag, values, rows, phase, None, texts)
 
 
 def _rank(rank: int | None) -> int:

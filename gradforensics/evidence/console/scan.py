@@ -6,15 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import polars as pl
 
 from gradforensics.evidence import events, names, prefixes
 from gradforensics.evidence.console import lines as grammar
 from gradforensics.evidence.console.bars import Bars
 from gradforensics.evidence.console.blocks import Block, Marks
 from gradforensics.evidence.console.dialects import Dialect, Known, LineKind
+from gradforensics.evidence.console.matching import Prepared, match, prepare
 from gradforensics.evidence.console.rows import Gathered, Row
-from gradforensics.evidence.console.templates import LONGEST, Space, Template, Templates
+from gradforensics.evidence.console.templates import LONGEST, Template, Templates
+from gradforensics.evidence.console.templates import Block as Values
 from gradforensics.evidence.files import File, plain
 from gradforensics.tables import Phase, Setting
 
@@ -45,7 +46,6 @@ _BANNER_MARKS = (
     "Total optimization",
 )
 _DICT_MARKS = ("train_runtime", "eval_")
-_BAR_TOTAL = r"(?:^|[^\d])\d{1,15}/(\d{1,15}) \["  # as grammar.bar() has it
 _FRAME_MARK = 'File "'
 _BEHIND_BAR = re.compile(r"%\|[^|]*\|\s*\d+/\d+ \[[^\]]*\]\s*([^\s{].*)")
 
@@ -72,8 +72,7 @@ class Scan:
         self._block = False
         self._learnable: Row | None = None
         self._templates = Templates()
-        self._space = Space()
-        self._made = self._hits = self._resting = 0
+        self._hits = self._resting = 0
         self._speaking = Marks((*events.MARKS, *grammar.MARKS, *self._known.marks, "{"))
         self._marks = Marks(
             (*events.MARKS, *grammar.MARKS, *self._known.marks, *_HEADER_MARKS, *_PHASE_MARKS, *_BANNER_MARKS,
@@ -259,37 +258,36 @@ class Scan:
 
     # -- block by block ----------------------------------------------------------------------------------------------
 
-    def block(self, first: int, raw: bytes) -> int:
-        """A block of whole lines: alike ones are read at once, of the others those that can mean something.
+    def prepare(self, raw: bytes) -> Prepared:
+        """What a block holds, as far as that does not depend on the lines before it; may run in a thread."""
+        return prepare(raw, self._templates, self._marks, self._speaking)
+
+    def take(self, prepared: Prepared, first: int) -> int:
+        """The next block: what its lines mean where they stand. first: the number of its first line.
 
         Returns the number of the line behind it.
         """
-        block = Block(first, raw, self._space)
-        self.bytes += len(raw)
-        owned = np.zeros(len(block), dtype=bool)
+        block, owned = prepared.block, prepared.owned
+        block.first = first
+        self.bytes += len(block.raw)
         self._resting -= self._resting > 0
-        made, hits = self._made, self._hits
-        for length in self._templates.lengths():
-            self._match(block, owned, np.flatnonzero(block.lengths == length), self._templates.of_length(length))
-        wanted = self._marks.candidates(block, np.flatnonzero(~owned))
-        if b"%|" in raw:
-            wanted = self._without_motion(block, wanted)
-        self._walk(block, owned, wanted)
-        if self._made - made > _FUTILE and self._hits - hits < self._made - made:
+        made, hits = self._templates.made, self._hits
+        self._store(block, prepared.values)
+        for template in self._templates.since(prepared.made):
+            rows = np.flatnonzero(block.lengths == template.length)
+            self._store(block, match(block, owned, rows, (template,)))
+        self._walk(block, owned, prepared.wanted)
+        made = self._templates.made - made
+        if made > _FUTILE and self._hits - hits < made:
             self._resting = _REST
-        return block.next
+        return first + block.behind
 
-    def _without_motion(self, block: Block, wanted: np.ndarray) -> np.ndarray:
-        """The candidates without the states of a progress bar between its first and its last one in a row."""
-        if not len(wanted):
-            return wanted
-        texts = pl.Series([block.text(index) for index in wanted.tolist()], dtype=pl.String)
-        totals = texts.str.extract(_BAR_TOTAL).cast(pl.Int64).fill_null(-1).to_numpy()
-        bare = texts.str.contains("%|", literal=True).to_numpy() & ~self._speaking.found(texts) & (totals >= 0)
-        same = bare[1:] & bare[:-1] & (totals[1:] == totals[:-1])
-        inside = np.zeros(len(wanted), dtype=bool)
-        inside[1:-1] = same[1:] & same[:-1]
-        return np.asarray(wanted[~inside])
+    def _store(self, block: Block, found: Sequence[Values]) -> None:
+        """Keep what the templates read of a block."""
+        for values in found:
+            values.lines = values.lines + block.first
+            self._hits += len(values.lines)
+            self.gathered[DICTS if values.said.is_dict else values.said.dialect].blocks.append(values)
 
     def _walk(self, block: Block, owned: np.ndarray, wanted: np.ndarray) -> None:
         """Read the candidates of a block one by one, with the lines around them that they ask for."""
@@ -300,14 +298,14 @@ class Scan:
             while following is not None and (following <= seen or owned[following]):
                 following = next(queue, None)
             index = following
-            above = int(block.numbers[seen]) if seen >= 0 else int(block.numbers[0]) - 1
+            above = block.number(seen) if seen >= 0 else block.first - 1
             if seen + 1 < len(block) and self._asks_for_more(above):
                 index = seen + 1
             if index is None:
                 break
             self._catch_up(block, owned, seen + 1, index)
             seen = index
-            number = int(block.numbers[index])
+            number = block.number(index)
             if owned[index]:  # its values are known already; a traceback may end here all the same
                 self._catch_up(block, owned, index, index + 1)
                 if self.scanner.inside_traceback:
@@ -332,7 +330,7 @@ class Scan:
         if start >= stop or not owned[start:stop].any():
             return
         index = start + int(np.flatnonzero(owned[start:stop])[-1])
-        number, text = int(block.numbers[index]), plain(block.text(index))
+        number, text = block.number(index), plain(block.text(index))
         found = self._dialect(text)
         said = found[2] if found is not None else grammar.read_dict(text) if "{" in text else None
         if said is not None and said.is_dict:
@@ -354,10 +352,9 @@ class Scan:
         template = self._template(block.line(index), row)
         if template is None:
             return
-        self._made += 1
         self._templates.add(template)
         rest = np.flatnonzero(block.lengths[index + 1 :] == template.length) + index + 1
-        self._match(block, owned, rest, (template,))
+        self._store(block, match(block, owned, rest, (template,)))
 
     def _template(self, raw: bytes, row: Row) -> Template | None:
         """A template of a line that reads the line itself as it was read, or None."""
@@ -386,32 +383,13 @@ class Scan:
             return None
         line = np.zeros((1, template.width), dtype=np.uint8)
         line[0, : len(raw)] = np.frombuffer(raw, dtype=np.uint8)
-        own = template.block(template.match(line, self._space)[1], np.zeros(1, dtype=np.int64))
+        own = template.block(template.match(line)[1], np.zeros(1, dtype=np.int64))
         if own.times is not None:
             template.shift = (row.said.time or 0.0) - float(own.times[0])
             if template.shift % _ZONES or abs(template.shift) > _FARTHEST:
                 return None
         stands = own.steps is None or own.steps[0] == row.said.step
         return template if stands and _same_values(own.values, row.said.values) else None
-
-    def _match(self, block: Block, owned: np.ndarray, rows: np.ndarray, templates: Sequence[Template]) -> None:
-        """Read those of the lines that a template reads."""
-        for template in templates:
-            rows = rows[~owned[rows]]
-            if not len(rows):
-                return
-            windows = block.windows(rows, template.width)
-            same, digits = template.match(windows, self._space)
-            if not same.any():
-                continue
-            every = bool(same.all())
-            taken = rows if every else rows[same]
-            found = template.block(digits if every else digits[same], block.numbers[taken])
-            owned[taken] = True
-            template.hits += len(taken)
-            self._hits += len(taken)
-            kind = found.said.dialect if not found.said.is_dict else DICTS
-            self.gathered[kind].blocks.append(found)
 
 
 def _row(number: int, text: str, said: grammar.Line) -> Row:

@@ -23,13 +23,17 @@ _EXACT_POWER = 22  # so is this power of ten: one division or product is then ro
 _POWERS = 10.0 ** np.arange(_EXACT_POWER + 1)
 _NUMBER = re.compile(rb"([-+]?)([\d,]*)(?:\.(\d*))?(?:[eE]([-+]?)(\d+))?$")
 _ZERO, _NINE = 48, 57
+_HIGHEST = np.uint64(0x8080808080808080)
 _DAYS_BEFORE = np.array([0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334])
 
 
 class Number:
-    """How one number of a line is computed from the columns of its digits."""
+    """How one number of a line is computed from its digits.
 
-    def __init__(self, raw: bytes, span: Span, factor: float | None) -> None:
+    mantissa, exponent: columns of the line; whole numbers of either come from one product for all numbers of a line.
+    """
+
+    def __init__(self, raw: bytes, span: Span, factor: float | None = None) -> None:
         start, stop = span
         self.span = span
         self.factor = factor
@@ -37,39 +41,45 @@ class Number:
         parts = _NUMBER.match(token)
         digits = [start + i for i, byte in enumerate(token) if _ZERO <= byte <= _NINE]
         self.constant = None if parts and digits else float(token)  # "nan" and "inf" have no digits
+        self.mantissa: list[int] = []
+        self.exponent: list[int] = []
+        self.exact = True
         if parts is None or not digits:
             return
         exponent = len(parts[5] or b"")
-        self.mantissa = np.array(digits[: len(digits) - exponent], dtype=np.int64)
-        self.exponent = np.array(digits[len(digits) - exponent :], dtype=np.int64)
+        self.mantissa = digits[: len(digits) - exponent]
+        self.exponent = digits[len(digits) - exponent :]
+        self.exact = len(self.mantissa) <= _EXACT_DIGITS and exponent <= _EXACT_DIGITS
         self.decimals = len(parts[3] or b"")
         self.sign = -1.0 if parts[1] == b"-" else 1.0
-        self.exponent_sign = -1 if parts[4] == b"-" else 1
+        self.exponent_sign = -1.0 if parts[4] == b"-" else 1.0
         self.commas = b"," in token
         # what turns the differences from the template into the characters of the number
         self._text = np.frombuffer(re.sub(rb"\d", b"0", token), dtype=np.uint8)
 
-    def values(self, lines: np.ndarray) -> np.ndarray:
-        """float64 (m,) from uint8 (m, width), the lines with their digits as numbers."""
+    def values(self, lines: np.ndarray, mantissa: np.ndarray, exponent: np.ndarray) -> np.ndarray:
+        """float64 (m,).
+
+        lines: uint8 (m, width), with their digits as numbers; mantissa, exponent: float64 (m,), whole, of this number.
+        """
         if self.constant is not None:
             found = np.full(len(lines), self.constant)
-        elif len(self.mantissa) > _EXACT_DIGITS:
+        elif not self.exact:
             found = self._slow(lines)
+        elif not self.exponent:
+            found = self.sign * (mantissa / _POWERS[min(self.decimals, _EXACT_POWER)])
         else:
-            found = self._fast(lines)
+            found = self._scaled(lines, mantissa, self.exponent_sign * exponent - self.decimals)
         return found if self.factor is None else found * self.factor
 
-    def _fast(self, lines: np.ndarray) -> np.ndarray:
-        whole = _digits(lines, self.mantissa)
-        if not len(self.exponent):
-            return np.asarray(self.sign * (whole / _POWERS[self.decimals]))
-        power = self.exponent_sign * _digits(lines, self.exponent).astype(np.int64) - self.decimals
-        exact = np.abs(power) <= _EXACT_POWER
-        by = _POWERS[np.minimum(np.abs(power), _EXACT_POWER)]
-        found = self.sign * np.where(power < 0, whole / by, whole * by)
+    def _scaled(self, lines: np.ndarray, mantissa: np.ndarray, power: np.ndarray) -> np.ndarray:
+        size = np.abs(power)
+        exact = size <= _EXACT_POWER
+        by = _POWERS[np.minimum(size, _EXACT_POWER).astype(np.intp)]
+        found: np.ndarray = self.sign * np.where(power < 0, mantissa / by, mantissa * by)
         if not exact.all():
             found[~exact] = self._slow(lines[~exact])
-        return np.asarray(found)
+        return found
 
     def _slow(self, lines: np.ndarray) -> np.ndarray:
         start, stop = self.span
@@ -80,28 +90,28 @@ class Number:
         return texts.astype(np.float64)
 
 
-def _digits(lines: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """float64 (m,): the whole number that the digits in these columns spell, at most 15 of them."""
-    weights = _POWERS[: len(columns)][::-1]
-    return np.asarray(lines[:, columns].astype(np.float64) @ weights)
+class Moment:
+    """How the date and time of a line is computed: "2024-05-02 10:11:12.345", read as UTC."""
 
+    PARTS = ((0, 4), (5, 2), (8, 2), (11, 2), (14, 2), (17, 2))
 
-def moments(lines: np.ndarray, span: Span) -> np.ndarray:
-    """float64 (m,): Unix seconds of "2024-05-02 10:11:12.345" in these columns, as UTC; NaN where it is no date."""
-    start, stop = span
-    year, month, day, hour, minute, second = (
-        _digits(lines, np.arange(start + at, start + at + size)).astype(np.int64)
-        for at, size in ((0, 4), (5, 2), (8, 2), (11, 2), (14, 2), (17, 2))
-    )
-    sound = (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (hour < 24) & (minute < 60) & (second < 60)
-    leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
-    past = year - 1
-    days = past * 365 + past // 4 - past // 100 + past // 400 + _DAYS_BEFORE[np.where(sound, month, 1) - 1]
-    days += day - 1 + (leap & (month > 2)) - 719162  # days from 0001-01-01 to 1970-01-01
-    decimals = min(max(stop - start - 20, 0), 6)  # as many as datetime keeps
-    micro = _digits(lines, np.arange(start + 20, start + 20 + decimals)) * _POWERS[6 - decimals]
-    whole = (days * 86400 + hour * 3600 + minute * 60 + second).astype(np.float64)
-    return np.where(sound, (whole * 1e6 + micro) / 1e6, np.nan)
+    def __init__(self, span: Span) -> None:
+        start, stop = span
+        self.decimals = min(max(stop - start - 20, 0), 6)  # as many as datetime keeps
+        parts = [*self.PARTS, *([(20, self.decimals)] if self.decimals else [])]
+        self.fields = [list(range(start + at, start + at + size)) for at, size in parts]
+
+    def values(self, fields: Sequence[np.ndarray]) -> np.ndarray:
+        """float64 (m,): Unix seconds, NaN where there is no such date. fields: six or seven whole float64 (m,)."""
+        year, month, day, hour, minute, second = (field.astype(np.int64) for field in fields[:6])
+        sound = (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (hour < 24) & (minute < 60) & (second < 60)
+        leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
+        past = year - 1
+        days = past * 365 + past // 4 - past // 100 + past // 400 + _DAYS_BEFORE[np.where(sound, month, 1) - 1]
+        days += day - 1 + (leap & (month > 2)) - 719162  # days from 0001-01-01 to 1970-01-01
+        whole = (days * 86400 + hour * 3600 + minute * 60 + second).astype(np.float64)
+        micro = fields[6] * _POWERS[6 - self.decimals] if self.decimals else 0.0
+        return np.where(sound, (whole * 1e6 + micro) / 1e6, np.nan)
 
 
 @dataclass
@@ -119,23 +129,8 @@ class Block:
     steps: np.ndarray | None
     epochs: np.ndarray | None
     times: np.ndarray | None
-    values: Mapping[str, np.ndarray]
+    values: dict[str, np.ndarray]
     task: bool = False
-
-
-class Space:
-    """Memory for large intermediate arrays that is used again and again: to get it anew costs more than the work."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, np.ndarray] = {}
-
-    def words(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """uint64 of this shape, with any content; valid until the name is asked for again."""
-        size = shape[0] * shape[1]
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < size:
-            buffer = self._buffers[name] = np.empty(max(size, 1 << 17), dtype=np.uint64)
-        return buffer[:size].reshape(shape)
 
 
 class Template:
@@ -162,45 +157,68 @@ class Template:
         self.said = said
         self.rank = rank
         self.task = task
-        self.moment = moment
         self.shift = shift
         self.hits = 0
         width = -(-self.length // 8) * 8
         zero = np.zeros(width, dtype=np.uint8)
         zero[: self.length] = np.frombuffer(raw, dtype=np.uint8)
-        fixed = np.zeros(width, dtype=np.uint8)
-        fixed[: self.length] = 255
+        # adding this to what differs from the template sets the highest bit of a byte that may not differ so much
+        add = np.full(width, 0x7F, dtype=np.uint8)
         varying = [span for name, span in said.spans.items() if name not in ("<total>", "<epochs>")]
         for start, stop in [*varying, *free]:
             part = zero[start:stop]
             digits = (part >= _ZERO) & (part <= _NINE)
-            fixed[start:stop][digits] = 0
+            add[start:stop][digits] = 0x76
             part[digits] = _ZERO
-        spelt = (fixed == 0) & (np.arange(width) < self.length)
+        within = np.where(np.arange(width) < self.length, np.uint8(0x80), np.uint8(0))
         self._zero = zero.view(np.uint64)
-        self._fixed = fixed.view(np.uint64)
-        self._add = np.where(spelt, np.uint8(0x76), np.uint8(0)).view(np.uint64)
-        self._high = np.where(spelt, np.uint8(0x80), np.uint8(0)).view(np.uint64)
+        self._add = add.view(np.uint64)
+        self._last = within.view(np.uint64)[-1]
         self._numbers = {
             name: Number(raw, span, factors.get(name))
             for name, span in said.spans.items()
             if name in ("<step>", "<epoch>") or name in said.values
         }
+        self._moment = None if moment is None else Moment(moment)
+        self._plan()
 
-    def match(self, windows: np.ndarray, space: Space) -> tuple[np.ndarray, np.ndarray]:
+    def _plan(self) -> None:
+        """Which digits make which whole number: those of all fields are taken out of the lines at once."""
+        self._fields: list[list[int]] = []
+        self._at: dict[str, int] = {}
+        for name, number in self._numbers.items():
+            self._at[name] = len(self._fields)
+            self._fields += [number.mantissa, number.exponent] if number.exact else [[], []]
+        self._moment_at = len(self._fields)
+        if self._moment is not None:
+            self._fields += self._moment.fields
+        self._columns = np.array([column for one in self._fields for column in one], dtype=np.intp)
+
+    def _whole(self, digits: np.ndarray) -> list[np.ndarray]:
+        """float64 (m,) for every field: the whole number that its digits spell, exact for at most 15 of them."""
+        rows = np.ascontiguousarray(digits[:, self._columns].T)
+        found: list[np.ndarray] = []
+        at = 0
+        for field in self._fields:
+            value = np.zeros(len(digits))
+            for row in rows[at : at + len(field)]:
+                value *= 10.0
+                value += row
+            at += len(field)
+            found.append(value)
+        return found
+
+    def match(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(bool (m,): which lines are of this shape; uint8 (m, width): all lines with their digits as numbers).
 
-        windows: uint8 (m, width), the lines and what follows them; the second result lies in `space` and lasts until
-        the next call. Eight bytes are compared at once: what differs from the fixed text must be 0, and in the place of
-        a digit at most 9, which adding 0x76 shows in the highest bit.
+        windows: uint8 (m, width), the lines and what follows them. Eight bytes are compared at once: what differs from
+        the fixed text must be 0, and in the place of a digit at most 9; the highest bit of every byte shows it.
         """
-        words = windows.view(np.uint64)
-        digits = np.bitwise_xor(words, self._zero, out=space.words("digits", words.shape))
-        wrong = np.add(digits, self._add, out=space.words("wrong", words.shape))
+        digits = windows.view(np.uint64) ^ self._zero
+        wrong = digits + self._add
         wrong |= digits
-        wrong &= self._high
-        wrong |= np.bitwise_and(digits, self._fixed, out=space.words("fixed", words.shape))
-        return ~wrong.any(axis=1), digits.view(np.uint8)
+        wrong[:, -1] &= self._last
+        return (np.bitwise_or.reduce(wrong, axis=1) & _HIGHEST) == 0, digits.view(np.uint8)
 
     @property
     def width(self) -> int:
@@ -209,45 +227,54 @@ class Template:
 
     def block(self, digits: np.ndarray, lines: np.ndarray) -> Block:
         """What lines of this shape say. digits: uint8 (m, width) of match(); lines: their numbers."""
-        found = {name: number.values(digits) for name, number in self._numbers.items()}
+        whole = self._whole(digits)
+        found = {
+            name: number.values(digits, whole[self._at[name]], whole[self._at[name] + 1])
+            for name, number in self._numbers.items()
+        }
+        times = None
+        if self._moment is not None:
+            times = self._moment.values(whole[self._moment_at :]) + self.shift
         return Block(
             said=self.said,
             rank=self.rank,
             lines=lines,
             steps=found.pop("<step>", None),
             epochs=found.pop("<epoch>", None),
-            times=None if self.moment is None else moments(digits, self.moment) + self.shift,
+            times=times,
             values=found,
             task=self.task,
         )
 
 
 class Templates:
-    """The templates of one log by their length; those that were met last are tried first."""
+    """The templates of one log by their length; those that were made last are tried first."""
 
     MOST = 400
 
     def __init__(self) -> None:
         self._of_length: dict[int, list[Template]] = {}
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self._all: list[Template] = []
+        self.made = 0
 
     def add(self, template: Template) -> None:
         """Remember a template; when there are too many, those that matched least are forgotten."""
-        if self._count >= self.MOST:
-            every = sorted((t for ts in self._of_length.values() for t in ts), key=lambda t: -t.hits)
-            self._of_length = {}
-            self._count = 0
-            for kept in every[: self.MOST // 2]:
-                kept.hits = 0
-                self._put(kept)
-        self._put(template)
-
-    def _put(self, template: Template) -> None:
+        if len(self._all) >= self.MOST:
+            best = sorted(self._all, key=lambda one: -one.hits)[: self.MOST // 2]
+            kept = [one for one in self._all if one in best]
+            lengths: dict[int, list[Template]] = {}
+            for one in kept:
+                one.hits = 0
+                lengths.setdefault(one.length, []).insert(0, one)
+            self._all, self._of_length = kept, lengths
+        self._all.append(template)
         self._of_length.setdefault(template.length, []).insert(0, template)
-        self._count += 1
+        self.made += 1
+
+    def since(self, made: int) -> Sequence[Template]:
+        """The templates that were added when there had been `made`, as far as they are still known."""
+        new = self.made - made
+        return self._all[-new:] if new else []
 
     def lengths(self) -> Sequence[int]:
         """The lengths of lines for which there is a template."""
@@ -255,4 +282,4 @@ class Templates:
 
     def of_length(self, length: int) -> Sequence[Template]:
         """The templates for lines of this length."""
-        return self._of_length.get(length, ())
+        return tuple(self._of_length.get(length, ()))

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from gradforensics.evidence.console.blocks import blocks
+from gradforensics.evidence.console.matching import Prepared
 from gradforensics.evidence.console.result import reading_of
 from gradforensics.evidence.console.scan import Scan
 from gradforensics.evidence.files import LINE_LIMIT, File, shorten
@@ -17,6 +22,8 @@ _TEXTS = frozenset({"", ".txt"})
 _NO_LOGS = re.compile(
     r"^(?:readme|licen[cs]e|copying|notice|changelog|requirements|constraints|makefile|dockerfile|authors|citation)\b"
 )
+_LARGE = 32 << 20  # bytes of a log from which on threads are worth their start
+_AHEAD = 2
 SLOW_BYTES = 1 << 20  # so much of a log is read line by line: it teaches what its lines look like
 
 
@@ -31,18 +38,34 @@ def read(file: File) -> Reading:
     """One pass over the lines, after the first ones in blocks. Dict lines win over pairs where a log holds both."""
     scan = Scan(file)
     is_log = _LOGS.search(file.base) is not None
-    number = 1
     if file.encoding == "utf-8":
-        for raw in blocks(file):
-            number = scan.block(number, raw) if scan.bytes >= SLOW_BYTES else _slowly(scan, number, raw)
+        pieces = blocks(file)
+        number = 1
+        while scan.bytes < SLOW_BYTES and (raw := next(pieces, None)) is not None:
+            number = _slowly(scan, number, raw)
             if not is_log and scan.quiet():
-                break
+                return reading_of(scan, is_log=is_log)
+        _in_blocks(scan, number, pieces, ahead=_AHEAD if file.size > _LARGE else 0, patient=is_log)
     else:
         for number, line in file.lines():
             scan.line(number, line)
             if not is_log and number % 4096 == 0 and scan.quiet():
                 break
     return reading_of(scan, is_log=is_log)
+
+
+def _in_blocks(scan: Scan, number: int, pieces: Iterator[bytes], *, ahead: int, patient: bool) -> None:
+    """The rest of a log, whose next line has this number. ahead: blocks that threads may prepare meanwhile."""
+    waiting: deque[Callable[[], Prepared]] = deque()
+    with ThreadPoolExecutor(max(ahead, 1)) as pool:
+        for raw in pieces:
+            waiting.append(pool.submit(scan.prepare, raw).result if ahead else partial(scan.prepare, raw))
+            if len(waiting) > ahead:
+                number = scan.take(waiting.popleft()(), number)
+                if not patient and scan.quiet():
+                    break
+        while waiting:
+            number = scan.take(waiting.popleft()(), number)
 
 
 def _slowly(scan: Scan, number: int, raw: bytes) -> int:
@@ -53,4 +76,4 @@ def _slowly(scan: Scan, number: int, raw: bytes) -> int:
         scan.line(number, line if len(line) <= LINE_LIMIT else shorten(line))
         number += 1
     number -= 1
-    return scan.block(number, raw[cut:]) if cut < len(raw) else number
+    return scan.take(scan.prepare(raw[cut:]), number) if cut < len(raw) else number
