@@ -1,0 +1,1 @@
+"""What MLflow records of a run, in its file store and in its databases."""
