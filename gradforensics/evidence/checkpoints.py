@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradforensics.evidence import grouping, names
+from gradforensics.evidence import names
 from gradforensics.evidence import settings as configuration
 from gradforensics.evidence.files import File
-from gradforensics.evidence.grouping import Group
+from gradforensics.evidence.folders import folded
+from gradforensics.evidence.pieces import Group, Places
+from gradforensics.evidence.readings import Reading
 from gradforensics.evidence.records import looks_like_metrics, read_records
-from gradforensics.evidence.rows import Reading
 from gradforensics.tables import Evidence, Notice, Progress
 from gradforensics.untrusted.files import RegularFile
 
@@ -87,17 +88,17 @@ def _canonical(key: str) -> str:
 def assign(loaded: Sequence[Loaded], groups: list[Group]) -> dict[int, list[Loaded]]:
     """The checkpoints of every run, by id() of its group; where no run is near, a folder of checkpoints is a run."""
     mine: dict[int, list[Loaded]] = {}
-    own: list[Group] = []
+    places, own = Places(groups), Places()
     for one in loaded:
-        folder = grouping.folded(_folder(one.checkpoint))
-        near = grouping.around(folder, groups) or grouping.around(folder, own)
+        folder = folded(_folder(one.checkpoint))
+        near = places.around(folder) or own.around(folder)
         if not near:
             if not speaks_of_training(one.checkpoint):
                 continue
-            own.append(Group(folder, []))
-            near = own[-1:]
+            own.add(Group(folder, []))
+            near = own.groups[-1:]
         mine.setdefault(id(near[0]), []).append(one)
-    groups += own
+    groups += own.groups
     return mine
 
 

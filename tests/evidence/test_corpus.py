@@ -12,16 +12,14 @@ from gradforensics.evidence.gather import gather
 
 CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
 RUNS = tomllib.loads((CORPUS / "INDEX.toml").read_text())["run"] if CORPUS.exists() else []
-UNREAD = {  # only formats that this version does not read
-    "dmesg-xid-119", "keras-tfevents-v2", "m4-hang-dmesg",
-}  # fmt: skip
 WITHOUT_SERIES = {
     "checkpoint-fixtures-labelled",
+    "dmesg-xid-119",
     "flight-recorder-gpu-error",
     "flight-recorder-lock-gil",
+    "m4-hang-dmesg",
     "torch-legacy-ddpg",
     "torch-legacy-dqn",
-    "pl-fish-overfit",
     "verl-crash-at-start",
     "verl-not-implemented",
 }
@@ -54,7 +52,7 @@ def facts(evidence, label):
 @pytest.mark.parametrize("entry", RUNS, ids=[r["dir"] for r in RUNS])
 def test_labelled_run(entry):
     folder = CORPUS / entry["dir"]
-    if entry["not_a_run"] or entry["dir"] in UNREAD:
+    if entry["not_a_run"]:
         with pytest.raises(NoEvidenceError):
             gather([folder])
         return

@@ -25,6 +25,9 @@ SEEDS = {
     "train.log": "step 1/5 loss: 2.0 lr 1e-3\n{'loss': 2.0, 'epoch': 0.1}\r 1/5 [0:00]\nTraceback (most recent call last):\n  File \"x\"\nValueError: x\n",
     "config.yaml": "lr: 1e-4\nepochs: 3\nbetas: [0.9, 0.95]\nx: &a {y: 1}\nz: *a\n",
     "config.toml": 'lr = 1e-4\nepochs = 3\n[a]\nb = "c"\n',
+    "dmesg.txt": "[  1.5000000] NVRM: Xid (PCI:0000:9b:00): 79, pid=7, name=python, x\n[  2.5000000] INFO: task python:7 blocked for more than 120 seconds.\n[  2.6000000] Call Trace:\n[  2.7000000]  schedule+0x1/0x2\n",
+    "gpu.txt": "==============NVSMI LOG==============\nDriver Version : 525.60.13\nGPU 00000000:07:00.0\n    ECC Errors\n        Volatile\n            DRAM Uncorrectable : 3\n    Temperature\n        GPU Current Temp : 99 C\n        GPU Slowdown Temp : 89 C\n",
+    "stacks.txt": 'Process 7: python train.py\nPython v3.11.7 (/usr/bin/python3.11)\n\nThread 7 (idle): "MainThread"\n    all_reduce (distributed_c10d.py:1)\n    <module> (train.py:2)\n',
     "config.json": '{"learning_rate": 0.1, "max_steps": 5, "a": {"b": [1, 2]}}',
 }
 TOKENS = [
@@ -115,4 +118,4 @@ def test_every_file_may_be_a_directory_or_have_any_name(run):
     )
     (run.path / b"caf\xe9.csv".decode("utf-8", "surrogateescape")).write_text("step,loss\n1,5\n2,4\n3,2\n")
     paths = {s.path for e in run.all() for s in e.sources}
-    assert {"trainer_state.json/x.csv", "-rf.csv", "caf\ufffd.csv"} <= paths
+    assert {"trainer_state.json/x.csv", "-rf.csv", "caf\\xe9.csv"} <= paths

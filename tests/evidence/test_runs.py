@@ -4,12 +4,20 @@
 
 import json
 import os
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gradforensics.errors import NoEvidenceError, UsageError
+from gradforensics.evidence import grouping, names
+from gradforensics.evidence.files import File
 from gradforensics.evidence.gather import gather
+from gradforensics.evidence.log_table import writers
+from gradforensics.evidence.pieces import Piece
+from gradforensics.evidence.readings import Reading, Track
+from gradforensics.tables import SeriesFrame, series_frame
 
 
 def csv(points):
@@ -67,8 +75,8 @@ def test_sub_folders_are_runs_of_their_own(run):
 
 def test_unrelated_logs_of_one_folder_are_several_runs(run):
     other = [(s, v * 1.01) for s, v in POINTS]
-    names = [e.name for e in run.write({"llama.csv": csv(POINTS), "bert.csv": csv(other)}).all()]
-    assert names == ["bert", "llama"]
+    found = [e.name for e in run.write({"llama.csv": csv(POINTS), "bert.csv": csv(other)}).all()]
+    assert found == ["bert", "llama"]
 
 
 def test_copies_of_one_log_are_one_run(run):
@@ -153,11 +161,11 @@ def test_files_that_cannot_be_read_are_notices(run):
         "lfs.json": "only a git-LFS pointer: the content was not fetched (git lfs pull)",
         "bin.log": "binary content under the name of a text",
         "bad.log.gz": "no valid gzip data",
-        "events.out.tfevents.1.host": "this version does not read TensorBoard event files",
+        "events.out.tfevents.1.host": "no TensorBoard event file by its content",
         "model.pt": "not read: neither a zip archive nor a pickle: not written by torch.save",
         "pytorch_model.bin": "not read: no checkpoint by its content",
-        "run-1.wandb": "this version does not read W&B files",
-        "mlflow.db": "this version does not read databases",
+        "run-1.wandb": "no W&B file by its content",
+        "mlflow.db": "no database that this version reads",
     }
     by_path = {s.path: s for s in evidence.sources}
     assert set(by_path) == {*said, "log.csv", "pytorch_model.bin"}
@@ -192,7 +200,9 @@ def test_pipes_loops_and_links_out_of_the_folder(run, tmp_path):
     said = {n.source: n.text for n in evidence.notices}
     assert said["out.csv"] == "a symbolic link out of the directory: not followed"
     assert said["self.log"] == "a symbolic link that leads back to itself: not followed"
-    assert set(said) == {"out.csv", "gone.csv", "self.log"}
+    assert said["gone.csv"] == "a symbolic link that leads nowhere"
+    assert said["pipe.log"] == "a named pipe: not read"
+    assert set(said) == {"out.csv", "gone.csv", "self.log", "pipe.log"}
 
 
 def test_skipped_folders(run):
@@ -239,10 +249,16 @@ def test_a_file_that_vanishes_or_fails_is_a_notice(run, monkeypatch):
     assert {n.source: n.text for n in evidence.notices} == {"secret.log": "not read: Permission denied"}
 
 
-def test_progress_is_told_per_file(run):
+def test_progress_is_told_in_bytes(run):
     calls = []
-    run.write({"log.csv": csv(POINTS), "b.log": "x", "c.json": "{}"}).one(progress=lambda *call: calls.append(call))
-    assert calls == [("reading", 1, 3), ("reading", 2, 3), ("reading", 3, 3)]
+    files = {"log.csv": csv(POINTS * 40_000), "b.log": "x", "c.json": "{}"}
+    total = sum(map(len, files.values()))
+    run.write(files).one(progress=lambda *call: calls.append(call))
+    assert {(what, whole) for what, _, whole in calls} == {("reading", total)}
+    done = [count for _, count, _ in calls]
+    assert done == sorted(done)
+    assert done[-1] == total
+    assert any(0 < count < len(files["log.csv"]) for count in done)
 
 
 def test_nothing_is_written(run):
@@ -262,10 +278,10 @@ def test_paths_that_do_not_exist():
     [
         ({}, "among 0 files"),
         ({"model.pt": b"x", "a.ckpt": b"y"}, "a.ckpt: not read: neither a zip archive nor a pickle"),
-        ({"a.db": b"x", "b.sqlite": b"y"}, "only databases (2 files, such as a.db), which this version does not read"),
-        ({"events.out.tfevents.1": b"x"}, "only TensorBoard event files (1 file"),
+        ({"a.db": b"x", "b.sqlite": b"y"}, "among 2 files (read: none that a reader knows; a.db: no database that"),
+        ({"events.out.tfevents.1": b"x"}, "events.out.tfevents.1: no TensorBoard event file by its content"),
         ({"config.json": '{"learning_rate": 1}'}, "read: config.json (config)"),
-        ({"x.log": "hello\n", "m.db": b"x"}, "not read by this version: m.db"),
+        ({"x.log": "hello\n", "m.db": b"x"}, "m.db: no database that this version reads"),
         ({"trainer_state.json": ""}, "trainer_state.json: empty file"),
     ],
 )
@@ -292,13 +308,13 @@ def test_many_unread_files_have_one_notice(run):
     (notice,) = run.one().notices
     assert (notice.source, notice.text) == (
         "checkpoint-0/a.wandb",
-        "this version does not read W&B files (6 such files)",
+        "no W&B file by its content (6 such files)",
     )
 
 
-def test_every_run_has_its_own_notice_of_unread_files(run):
+def test_every_run_has_its_own_notices_of_unread_files(run):
     run.write({f"{r}/{n}": csv(POINTS) if n == "log.csv" else b"x" for r in "ab" for n in ("log.csv", "m.db", "o.db")})
-    assert [[n.source for n in e.notices] for e in run.all()] == [["a/m.db"], ["b/m.db"]]
+    assert [[n.source for n in e.notices] for e in run.all()] == [["a/m.db", "a/o.db"], ["b/m.db", "b/o.db"]]
 
 
 # -- console logs beside the folder of their run -----------------------------------------------------------------------
@@ -385,3 +401,210 @@ def test_a_column_with_few_numbers_is_a_notice(run):
     assert big.line == 4
     assert big.text.startswith('column "big": 6 values are no numbers and 2 are (first: "999')
     assert accuracy.text == 'column "accuracy": 8 values are no numbers (first: "n.a."): not read as a series'
+
+
+# -- what frameworks leave behind --------------------------------------------------------------------------------------
+
+
+def test_the_versions_of_lightning_are_runs(run):
+    files = {f"lightning_logs/version_{i}/metrics.csv": csv([(s, v + i) for s, v in POINTS]) for i in range(3)}
+    files |= {f"lightning_logs/version_{i}/hparams.yaml": f"learning_rate: 0.{i + 1}\n" for i in range(3)}
+    found = run.write(files).all()
+    assert [e.name for e in found] == [f"lightning_logs/version_{i}" for i in range(3)]
+    assert [e.number("learning_rate") for e in found] == [0.1, 0.2, 0.3]
+
+
+def test_the_folders_of_a_wandb_run_are_one_run(run):
+    folder = "wandb/run-20260101_120000-ab12cd34"
+    files = {
+        f"{folder}/files/output.log": console(LOSSES), f"{folder}/files/config.yaml": "learning_rate:\n  value: 0.1\nmax_steps:\n  value: 110\n",
+        f"{folder}/logs/debug.log": "setup\n", "wandb/offline-run-20260102_120000-ef56ab78/files/output.log": console([v / 2 for v in LOSSES]),
+    }  # fmt: skip
+    run.write(files)
+    (run.path / "wandb/latest-run").symlink_to("offline-run-20260102_120000-ef56ab78", target_is_directory=True)
+    offline, online = run.all()
+    assert [offline.name, online.name] == ["wandb/offline-run-20260102_120000-ef56ab78", folder]
+    assert [(f.key, f.value) for f in offline.environment] == [("link", "wandb/latest-run")]
+    assert (online.environment, online.notices, offline.notices) == (None, [], [])
+
+
+def test_the_jobs_of_a_hydra_sweep_are_runs(run):
+    files: dict[str, str] = {}
+    for i in range(3):
+        folder = f"multirun/2026-01-01/12-00-00/{i}"
+        files |= {f"{folder}/main.log": console([v + i for v in LOSSES]), f"{folder}/.hydra/config.yaml": f"lr: 0.{i + 1}\nepochs: 3\n"}  # fmt: skip
+        files |= {f"{folder}/.hydra/overrides.yaml": f"- lr=0.{i + 1}\n"}
+    found = run.write({**files, "multirun/2026-01-01/12-00-00/multirun.yaml": "hydra:\n  mode: MULTIRUN\n"}).all()
+    assert [e.name for e in found] == [f"multirun/2026-01-01/12-00-00/{i}" for i in range(3)]
+    assert [e.number("learning_rate") for e in found] == [0.1, 0.2, 0.3]
+
+
+def test_the_configuration_of_hydra_belongs_to_the_folder_above_it(run):
+    folder = "outputs/2026-01-01/12-00-00"
+    files = {f"{folder}/.hydra/config.yaml": "lr: 0.5\nepochs: 3\n", f"{folder}/tb/m.csv": csv(POINTS)}
+    other = {"outputs/2026-01-02/12-00-00/m.csv": csv([(s, v + 1) for s, v in POINTS])}
+    found = {e.name: e for e in run.write({**files, **other}).all()}
+    assert found[f"{folder}/tb"].number("learning_rate") == 0.5
+    assert found["outputs/2026-01-02/12-00-00"].number("learning_rate") is None
+
+
+def test_slurm_jobs_are_attempts_where_one_continues_the_other(run):
+    first, second = (
+        console(LOSSES[:7]),
+        "".join(f"step {10 * i}: loss {v:.3f}\n" for i, v in enumerate(LOSSES) if i > 4),
+    )
+    evidence = run.write({"slurm-123.out": first, "slurm-124.out": second}).one()
+    assert [a.steps[0] for a in evidence.attempts("loss")] == [0, 50]
+    reasons = {s.path: s.remark for s in evidence.sources}
+    assert "continue" in reasons["slurm-123.out"] + reasons["slurm-124.out"] or "same values" in "".join(
+        reasons.values()
+    )
+
+
+def test_slurm_jobs_of_other_values_are_runs(run):
+    files = {f"slurm-12{i}.out": console([v + i for v in LOSSES]) for i in range(3)}
+    assert [e.name for e in run.write(files).all()] == ["slurm-120", "slurm-121", "slurm-122"]
+
+
+def test_the_array_of_a_slurm_job_is_no_family_of_ranks(run):
+    files = {f"slurm-99_{i}.out": console([v + i for v in LOSSES]) for i in range(3)}
+    assert [e.ranks("loss") for e in run.write(files).all()] == [[], [], []]
+
+
+def test_a_file_goes_to_the_run_of_its_name(run):
+    other = [(s, v + 1) for s, v in POINTS]
+    evals = {f"{n}_eval.csv": f"step,val_loss\n50,{v}\n100,{v}\n" for n, v in (("bert", 1.5), ("llama", 2.5))}
+    bert, llama = run.write({"bert_train.csv": csv(POINTS), "llama_train.csv": csv(other), **evals}).all()
+    assert {s.path for s in bert.sources} == {"bert_train.csv", "bert_eval.csv"}
+    assert {s.path for s in llama.sources} == {"llama_train.csv", "llama_eval.csv"}
+
+
+def test_the_reason_why_files_are_one_run_is_recorded(run):
+    files = {"metrics.csv": csv(POINTS), "train.log": "".join(f"step {s} loss {v:.3f}\n" for s, v in POINTS)}
+    evidence = run.write(files).one()
+    assert {s.path: s.remark for s in evidence.sources} == {
+        "metrics.csv": "",
+        "train.log": "same values at 10 common steps as metrics.csv",
+    }
+
+
+def test_many_runs_of_one_folder_stay_apart_and_copies_together(run):
+    curves = {i: [(s, v + i / 8) for s, v in POINTS] for i in range(40)}
+    long = {i: [(s, 2 - s / 500 + i / 8 + (s % 7) / 50) for s in range(10, 400, 10)] for i in curves}
+    files = {f"exp_{i}.csv": csv(points) for i, points in long.items()}
+    copies = {f"copy_{i}.csv": csv([(s, round(v, 3)) for s, v in long[i]]) for i in range(5)}
+    found = run.write({**files, **copies}).all()
+    assert len(found) == 40
+    assert sorted(len(e.sources) for e in found) == [1] * 35 + [2] * 5
+
+
+# -- event files of TensorBoard, as pieces ------------------------------------------------------------------------------
+
+
+def piece(name, points, tag="loss", reader="tensorboard"):
+    frame = series_frame({"step": [s for s, _ in points]}, [v for _, v in points])
+    phase, series = names.series_of(tag)
+    reading = Reading(tracks=[Track(phase or "train", series, tag, SeriesFrame(frame))])
+    return Piece(File(Path(name), name, 1), reader, reading)
+
+
+def events(folder, began=1700000000):
+    return f"{folder}/events.out.tfevents.{began}.host.1.0"
+
+
+def test_sub_folders_of_event_files_are_phases(run):
+    pieces = [piece(events(f"exp{i}/{part}"), POINTS) for i in (1, 2) for part in ("train", "validation")]
+    groups = grouping.group(pieces)
+    assert [str(g.folder) for g in groups] == ["exp1", "exp2"]
+    assert [[p.reading.tracks[0].phase for p in g.pieces] for g in groups] == [["train", "eval"], ["train", "eval"]]
+
+
+def test_the_evaluation_of_an_estimator_is_a_phase_of_the_run_above(run):
+    (group,) = grouping.group([piece(events("model"), POINTS), piece(events("model/eval"), POINTS)])
+    assert {p.file.name: p.reading.tracks[0].phase for p in group.pieces} == {
+        events("model"): "train",
+        events("model/eval"): "eval",
+    }
+
+
+def test_a_run_that_is_called_test_is_no_phase(run):
+    groups = grouping.group([piece(events("runs/test"), POINTS), piece(events("runs/exp1"), POINTS)])
+    assert [str(g.folder) for g in groups] == ["runs/exp1", "runs/test"]
+    assert {p.reading.tracks[0].phase for g in groups for p in g.pieces} == {"train"}
+
+
+def test_the_scalars_of_a_group_are_series_of_the_run_above(run):
+    pieces = [
+        piece(events("runs/a"), POINTS),
+        *(piece(events(f"runs/a/grp_x_{k}"), POINTS, "grp/x") for k in ("u", "v_w")),
+    ]
+    (group,) = grouping.group(pieces)
+    assert [t.tag for p in group.pieces for t in p.reading.tracks] == ["loss", "grp/x/u", "grp/x/v_w"]
+    assert [t.series for p in group.pieces for t in p.reading.tracks][1:] == ["grp/x/u", "grp/x/v_w"]
+
+
+def test_parameters_in_a_folder_of_their_own_belong_to_the_run_above(run):
+    parameters = Piece(File(Path("x"), events("runs/a/1700000000.123"), 1), "tensorboard", Reading(settings=[]))
+    (group,) = grouping.group([piece(events("runs/a"), POINTS), parameters])
+    assert len(group.pieces) == 2
+
+
+def test_the_event_files_of_a_folder_are_launches_in_the_order_of_their_times(run):
+    other = [(s, v + 1) for s, v in POINTS]
+    (group,) = grouping.group([piece(events("a", 1700000500), other), piece(events("a", 1700000000), POINTS)])
+    assert [p.began for chain in group.chains for p in chain] == [1700000000, 1700000500]
+
+
+# -- several writers of one file ---------------------------------------------------------------------------------------
+
+
+def interleaved(a, b, seed=0):
+    """Two sequences of rows, each in its order, mixed at random."""
+    dice, rows, queues = random.Random(seed), [], [list(a), list(b)]
+    while any(queues):
+        queue = dice.choice([q for q in queues if q])
+        rows.append(queue.pop(0))
+    return rows
+
+
+LONG = [(s, 2.0 - s / 1000 + (s % 7) / 50) for s in range(10, 610, 10)]
+
+
+def test_two_writers_of_one_file_are_two_runs(run):
+    other = [(s, v + 3) for s, v in LONG]
+    second, first = run.write({"log.csv": csv(interleaved(LONG, other))}).all()
+    values = sorted(float(e.series("loss").values[5]) for e in (first, second))
+    assert values == pytest.approx([LONG[5][1], LONG[5][1] + 3])
+    assert {len(e.series("loss")) for e in (first, second)} == {60}
+    assert {e.name for e in (first, second)} == {"myrun", "log (writer 2)"}
+    assert [n.text for n in first.notices] == [
+        "2 writers interleave in this file",
+        "of the writers of this file the rows of every other one are a run of their own",
+    ]
+
+
+def test_a_writer_that_repeats_the_other_is_left_out(run):
+    evidence = run.write({"log.csv": csv(interleaved(LONG, LONG))}).one()
+    assert evidence.series("loss").values.tolist() == pytest.approx([v for _, v in LONG])
+    assert "one wrote the same values and is left out" in evidence.notices[-1].text
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        LONG[:30] + LONG[20:],
+        [p for _ in range(5) for p in LONG[:12]],
+        LONG,
+        [(random.Random(s).randrange(600), v) for s, v in LONG],
+    ],
+)
+def test_restarts_and_disorder_are_no_second_writer(run, rows):
+    evidence = run.write({"log.csv": csv(rows)}).one()
+    assert not any("writers" in n.text for n in evidence.notices)
+
+
+def test_writers_at_other_steps_are_parted():
+    steps = np.array([s for i in range(40) for s in (10 * i, 5000 + 10 * i)])
+    found = writers(steps)
+    assert found is not None
+    assert found.tolist() == [0, 1] * 40

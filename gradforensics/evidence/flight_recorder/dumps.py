@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from gradforensics.evidence.located_json import Cursor, TornJsonError
 from gradforensics.untrusted import pickles
-from gradforensics.untrusted.files import Memory, Opened, RefusedError, RegularFile
+from gradforensics.untrusted.files import Memory, Opened, Readable, RefusedError
 
 T = TypeVar("T")
 Sizes = tuple[tuple[int, ...], ...]
@@ -127,7 +127,7 @@ def looks_like_one(name: str, head: bytes) -> bool:
     return len(found) > 1 or (found not in ([], [b"entries"]) and _NAMED.search(PurePosixPath(name).name) is not None)
 
 
-def read_dump(file: RegularFile) -> Dump:
+def read_dump(file: Readable) -> Dump:
     """Read a dump. Raises RefusedError where the file is none, OSError where it cannot be opened.
 
     A file that breaks off is read up to there; entries whose fields have impossible types are left out. Both are told
