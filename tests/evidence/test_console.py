@@ -321,3 +321,9 @@ def test_an_evaluation_that_counts_its_own_steps_is_no_restart(read):
 def test_a_stray_dict_does_not_replace_the_lines(read):
     text = "".join(f"step {s} loss 2.{s}\n" for s in range(10, 20)) + "{'eval_loss': 0.5, 'epoch': 1.0}\n"
     assert len(read("a.log", text).series("loss")) == 10
+
+
+def test_a_nul_in_a_line_is_no_number():
+    known = read_pairs("step: 8 loss: 1.5 grad_norm: 0.430904 lr: 0.00105")
+    torn = read_pairs("step: 8 loss: \x00 grad_norm: 0.430904 lr: 0.00105")
+    assert (known.values["loss"], "loss" in torn.values, torn.values["lr"]) == (1.5, False, 0.00105)

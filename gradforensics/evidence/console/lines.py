@@ -90,7 +90,7 @@ class _Plan:
     evaluation: bool
 
 
-_plans: dict[str, _Plan] = {}
+_plans: dict[tuple[str, ...], _Plan] = {}
 _MOST_PLANS = 20_000
 _recent: Recent[_Plan] = Recent()
 _LONGEST_SHAPE = 2000  # characters; longer lines are rare and would make huge expressions
@@ -184,7 +184,7 @@ def _taken_apart(line: str) -> tuple[Line, list[tuple[int, int]]]:
                 text = text[:start] + " " * (stop - start) + text[stop:]
     matches = list(_VALUE.finditer(text))
     spans = [match.span("number") for match in matches]
-    skeleton = "\0".join(text[end:start] for end, start in _between(spans, len(text)))
+    skeleton = tuple(text[end:start] for end, start in _between(spans, len(text)))
     plan = _plans.get(skeleton)
     if plan is None:
         if len(_plans) >= _MOST_PLANS:

@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 
 from gradforensics.evidence.console.blocks import Block, Marks
-from gradforensics.evidence.console.templates import Block as Values
 from gradforensics.evidence.console.templates import LONGEST, Template, Templates
+from gradforensics.evidence.console.templates import Block as Values
 
 _BATCH = 2048  # lines that are compared at once: more do not fit into the processor's cache
 _BAR_TOTAL = r"(?:^|[^\d])\d{1,15}/(\d{1,15}) \["  # as lines.bar() has it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -50,6 +51,14 @@ _FRAME_MARK = 'File "'
 _BEHIND_BAR = re.compile(r"%\|[^|]*\|\s*\d+/\d+ \[[^\]]*\]\s*([^\s{].*)")
 
 
+@cache
+def _marks() -> tuple[Marks, Marks]:
+    """What a line must hold to mean anything, and what the state of a bar must hold to be more than motion."""
+    speaking = (*events.MARKS, *grammar.MARKS, *Known().marks)
+    places = (*_HEADER_MARKS, *_PHASE_MARKS, *_BANNER_MARKS, *_DICT_MARKS, _FRAME_MARK, "%|")
+    return Marks((*speaking, *places)), Marks((*speaking, "{"))
+
+
 class Scan:
     """Fed with the lines of one log, or with whole blocks of them."""
 
@@ -73,11 +82,7 @@ class Scan:
         self._learnable: Row | None = None
         self._templates = Templates()
         self._hits = self._resting = 0
-        self._speaking = Marks((*events.MARKS, *grammar.MARKS, *self._known.marks, "{"))
-        self._marks = Marks(
-            (*events.MARKS, *grammar.MARKS, *self._known.marks, *_HEADER_MARKS, *_PHASE_MARKS, *_BANNER_MARKS,
-             *_DICT_MARKS, _FRAME_MARK, "%|")
-        )  # fmt: skip
+        self._marks, self._speaking = _marks()
 
     def quiet(self) -> bool:
         """Whether so much was read in vain that the file is no log."""
@@ -111,6 +116,9 @@ class Scan:
 
     def _said(self, number: int, text: str) -> None:
         """What one program wrote at once."""
+        if not text:
+            self.scanner.feed(number, text)
+            return
         if (bar := grammar.bar(text)) is not None:
             self.bars.draw(number, *bar, self.scanner.closing_line)
             for row in reversed(self.gathered[DICTS].rows):
