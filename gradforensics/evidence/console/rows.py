@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import polars as pl
 
+from gradforensics.evidence.console.bulk import Bulk
 from gradforensics.evidence.console.lines import Line
 from gradforensics.evidence.console.templates import Block
 from gradforensics.evidence.log_table import Column, LogTable
@@ -38,8 +40,8 @@ class Row:
 class Places:
     """Where all lines stand, in the order of the file.
 
-    lines: int64 (n,); steps, epochs, times: float64 (n,), NaN where a line does not say it; totals, last_epochs: int64
-    (n,), 0 where a line does not say it; ranks: int64 (n,), -1 unknown; order: int64 (n,), which line, counted through
+    lines: uint32 (n,); steps, epochs, times: float64 (n,), NaN where a line does not say it; totals, last_epochs,
+    ranks: float64 (n,), whole, 0 or of ranks -1 where a line does not say it; order: int64 (n,), which line, counted through
     rows and blocks, stands there.
     """
 
@@ -64,10 +66,22 @@ class Gathered:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self.blocks: list[Block] = []
+        self._bulks: dict[tuple[object, ...], Bulk] = {}
 
     def __len__(self) -> int:
-        return len(self.rows) + sum(len(block.lines) for block in self.blocks)
+        return len(self.rows) + sum(bulk.lines.size for bulk in self._bulks.values())
+
+    def add(self, block: Block) -> None:
+        """Keep the lines that a template read."""
+        key = Bulk.key(block)
+        if key not in self._bulks:
+            self._bulks[key] = Bulk(block)
+        self._bulks[key].add(block)
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """All lines that templates read, once there are no more of them."""
+        return [bulk.block() for bulk in self._bulks.values()]
 
     def _settle_tasks(self) -> None:
         """A number at the front of every line is no rank where nearly every line has its own: it counts epochs."""
@@ -82,47 +96,49 @@ class Gathered:
         """Where all lines stand."""
         self._settle_tasks()
         rows, blocks = self.rows, self.blocks
+        lines = np.concatenate([np.array([row.line for row in rows], dtype=np.uint32), *(b.lines for b in blocks)])
+        order = np.argsort(lines, kind="stable")
         sizes = [len(block.lines) for block in blocks]
 
         def of_all(mine: Iterable[float | None], theirs: Iterable[np.ndarray | float | None]) -> np.ndarray:
-            parts = [np.array([np.nan if v is None else v for v in mine], dtype=np.float64)]
-            for size, part in zip(sizes, theirs, strict=True):
-                parts.append(
-                    part
-                    if isinstance(part, np.ndarray)
-                    else np.full(size, np.nan if part is None else part, dtype=np.float64)
-                )
-            return np.concatenate(parts)[order]
+            single = [np.nan if v is None else v for v in mine]
+            parts = [np.nan if part is None else part for part in theirs]
+            kinds = {repr(value) for value in (*single, *parts) if not isinstance(value, np.ndarray)}
+            if len(kinds) == 1 and not any(isinstance(part, np.ndarray) for part in parts):
+                return np.broadcast_to(np.float64((*single, *parts)[0]), len(lines))  # takes no memory
+            arrays = [
+                part if isinstance(part, np.ndarray) else np.full(n, part) for n, part in zip(sizes, parts, strict=True)
+            ]
+            return np.concatenate([np.array(single, dtype=np.float64), *arrays])[order]
 
-        lines = np.concatenate([np.array([row.line for row in rows], dtype=np.int64), *(b.lines for b in blocks)])
-        order = np.argsort(lines, kind="stable")
         said = [row.said for row in rows]
         return Places(
-            lines=lines[order].astype(np.int64),
+            lines=lines[order],
             steps=of_all((s.step for s in said), (b.said.step if b.steps is None else b.steps for b in blocks)),
             epochs=of_all((s.epoch for s in said), (b.said.epoch if b.epochs is None else b.epochs for b in blocks)),
             times=of_all((s.time for s in said), (b.times for b in blocks)),
-            totals=of_all((s.total or 0 for s in said), (b.said.total or 0 for b in blocks)).astype(np.int64),
-            last_epochs=of_all((s.epochs or 0 for s in said), (b.said.epochs or 0 for b in blocks)).astype(np.int64),
-            ranks=of_all((_rank(row.rank) for row in rows), (_rank(b.rank) for b in blocks)).astype(np.int64),
+            totals=of_all((float(s.total or 0) for s in said), (float(b.said.total or 0) for b in blocks)),
+            last_epochs=of_all((float(s.epochs or 0) for s in said), (float(b.said.epochs or 0) for b in blocks)),
+            ranks=of_all((_rank(row.rank) for row in rows), (_rank(b.rank) for b in blocks)),
             order=order,
         )
 
     def table(self, places: Places, steps: np.ndarray, unit: StepUnit) -> LogTable:
         """The lines as columns. steps: float64 (n,), where they stand in the end, NaN where that is not known."""
         height = len(places.order)
-        place = np.empty(height, dtype=np.int64)
-        place[places.order] = np.arange(height)
+        place = np.empty(height, dtype=np.uint32)
+        place[places.order] = np.arange(height, dtype=np.uint32)
         known = places.ranks >= 0
         nothing = pl.Series([None], dtype=pl.Int64)
+        ranks = pl.Series(places.ranks.astype(np.int64)).zip_with(pl.Series(known), nothing) if known.any() else None
         return LogTable(
             height=height,
             columns=self._columns(place),
-            lines=places.lines.astype(np.uint32),
+            lines=places.lines,
             steps=pl.Series(steps).fill_nan(None).cast(pl.Int64),
-            epochs=pl.Series(places.epochs).fill_nan(None),
-            times=pl.Series(places.times).fill_nan(None),
-            ranks=pl.Series(places.ranks).zip_with(pl.Series(known), nothing) if known.any() else None,
+            epochs=_known(places.epochs),
+            times=_known(places.times),
+            ranks=ranks,
             unit=unit,
         )
 
@@ -183,8 +199,13 @@ class _Scattered:
         return Column(tag, values, rows, phase, None, texts)
 
 
-def _rank(rank: int | None) -> int:
-    return -1 if rank is None else rank
+def _known(values: np.ndarray) -> pl.Series | None:
+    """The values, null for NaN; None where there is nothing else."""
+    return None if np.isnan(values).all() else pl.Series(values).fill_nan(None)
+
+
+def _rank(rank: int | None) -> float:
+    return -1.0 if rank is None else float(rank)
 
 
 def planned_totals(rows: Sequence[Row]) -> Counter[int]:

@@ -295,7 +295,7 @@ class Scan:
         for values in found:
             values.lines = values.lines + block.first
             self._hits += len(values.lines)
-            self.gathered[DICTS if values.said.is_dict else values.said.dialect].blocks.append(values)
+            self.gathered[DICTS if values.said.is_dict else values.said.dialect].add(values)
 
     def _walk(self, block: Block, owned: np.ndarray, wanted: np.ndarray) -> None:
         """Read the candidates of a block one by one, with the lines around them that they ask for."""
