@@ -152,6 +152,7 @@ class _Result:
                 self.found.trail.planned = _planned(places, total)
         table = gathered.table(places, places.steps, unit)
         table.period, table.first_epoch = period, first
+        del places  # settling needs the memory
         self.found.tracks += self.settled(table, self.mapping(kind)).tracks
 
     def mapping(self, kind: str) -> dict[str, str]:

@@ -41,8 +41,8 @@ class Places:
     """Where all lines stand, in the order of the file.
 
     lines: uint32 (n,); steps, epochs, times: float64 (n,), NaN where a line does not say it; totals, last_epochs,
-    ranks: float64 (n,), whole, 0 or of ranks -1 where a line does not say it; order: int64 (n,), which line, counted through
-    rows and blocks, stands there.
+    ranks: float64 (n,), whole, 0 or of ranks -1 where a line does not say it; order: int64 (n,), which line, counted
+    through rows and blocks, stands there.
     """
 
     lines: np.ndarray
@@ -124,16 +124,21 @@ class Gathered:
         )
 
     def table(self, places: Places, steps: np.ndarray, unit: StepUnit) -> LogTable:
-        """The lines as columns. steps: float64 (n,), where they stand in the end, NaN where that is not known."""
+        """The lines as columns; the blocks are given up for them, as both together would need twice the memory.
+
+        steps: float64 (n,), where the lines stand in the end, NaN where that is not known.
+        """
         height = len(places.order)
         place = np.empty(height, dtype=np.uint32)
         place[places.order] = np.arange(height, dtype=np.uint32)
         known = places.ranks >= 0
         nothing = pl.Series([None], dtype=pl.Int64)
         ranks = pl.Series(places.ranks.astype(np.int64)).zip_with(pl.Series(known), nothing) if known.any() else None
+        columns = self._columns(place)
+        self.blocks.clear()
         return LogTable(
             height=height,
-            columns=self._columns(place),
+            columns=columns,
             lines=places.lines,
             steps=pl.Series(steps).fill_nan(None).cast(pl.Int64),
             epochs=_known(places.epochs),
@@ -143,7 +148,7 @@ class Gathered:
         )
 
     def _columns(self, place: np.ndarray) -> list[Column]:
-        """All values by phase and name. The blocks are emptied meanwhile: both together would need twice the memory."""
+        """All values by phase and name."""
         rows: dict[tuple[Phase | None, str], list[int]] = {}
         values: dict[tuple[Phase | None, str], list[float | None]] = {}
         texts: dict[tuple[Phase | None, str], list[str]] = {}
