@@ -1,6 +1,6 @@
 """Series -> signals: pure functions on NumPy arrays. What counts as too much is brought by checks from the rule files.
 
-All arrays are one-dimensional float64 without NaN unless a docstring says otherwise.
+All arrays are one-dimensional float64 and finite unless a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+import polars as pl
 
 MAD_TO_SD = 1.4826  # the standard deviation of a normal sample is 1.4826 times its median absolute deviation
 
@@ -21,16 +22,9 @@ def rolling_median(values: np.ndarray, window: int) -> np.ndarray:
     half = window // 2
     if half == 0 or len(values) < 2:
         return values.astype(float)
-    padded = np.concatenate([np.full(half, np.nan), values, np.full(half, np.nan)])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
-    middle = np.median(windows[half : len(values) - half], axis=1) if len(values) > 2 * half else np.empty(0)
-    out = np.empty(len(values))
-    if len(middle):
-        out[half : len(values) - half] = middle
-    edge = min(half, len(values))
-    for i in (*range(edge), *range(max(edge, len(values) - half), len(values))):
-        out[i] = np.median(values[max(0, i - half) : i + half + 1])
-    return out
+    found = pl.Series(values, dtype=pl.Float64).rolling_median(2 * half + 1, min_samples=1, center=True)
+    medians: np.ndarray = found.to_numpy(writable=True)
+    return medians
 
 
 def noise_sd(values: np.ndarray) -> float:
@@ -79,13 +73,20 @@ def slope(steps: np.ndarray, values: np.ndarray) -> Slope:
     return Slope(per_step, math.sqrt(max(total, 0.0)) / sxx)
 
 
-def lag1_of_differences(values: np.ndarray) -> float:
-    """Lag-1 autocorrelation of the first differences: -0.5 for white noise, -1 for bouncing with period 2."""
-    d = np.diff(values)
-    if len(d) < 3 or float(np.std(d)) == 0.0:
-        return 0.0
-    d = d - float(np.mean(d))
-    return float((d[1:] @ d[:-1]) / (d @ d))
+def lag1_of_differences(values: np.ndarray) -> np.ndarray:
+    """Lag-1 autocorrelation of the first differences: -0.5 for white noise, -1 for bouncing with period 2.
+
+    values: float64 (..., n), many series of one length at a time; the result is float64 (...), 0 for n below 4 and
+    where the differences do not vary.
+    """
+    d = np.diff(values, axis=-1)
+    if d.shape[-1] < 3:
+        return np.zeros(d.shape[:-1])
+    d = d - d.mean(axis=-1, keepdims=True)
+    power = np.einsum("...i,...i->...", d, d)
+    lagged = np.einsum("...i,...i->...", d[..., 1:], d[..., :-1])
+    found: np.ndarray = np.divide(lagged, power, out=np.zeros_like(power), where=power > 0)
+    return found
 
 
 def first_run(mask: np.ndarray, length: int) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import polars as pl
 
@@ -164,9 +165,9 @@ def _last(evidence: Evidence, unit: str) -> tuple[int | None, int | None, str | 
     for key, stored in evidence.frames.items():
         if stored.step_unit != unit or not stored.frame.height:
             continue
-        step, line = stored.frame.select(pl.col("step"), pl.col("line")).sort("step").row(-1)
+        step: Any = stored.frame["step"].max()
         if step is not None and (best[0] is None or step > best[0]):
-            best = (step, line, key.source)
+            best = (step, stored.frame["line"].filter(stored.frame["step"] == step)[-1], key.source)
     return best
 
 

@@ -147,7 +147,7 @@ class _Cluster:
         """How a file stands to the run, and to which of its files: "other" where it contradicts one of them."""
         found: tuple[_Relation, Piece | None] = (_APART, None)
         seen: set[int] = set()
-        for key in piece.curves:
+        for key in piece.longest:
             for other in self.holders.get(key, ()):
                 if id(other) in seen:
                     continue
@@ -161,7 +161,7 @@ class _Cluster:
 
     def add(self, piece: Piece, relation: _Relation, other: Piece | None) -> None:
         self.group.pieces.append(piece)
-        for key in piece.curves:
+        for key in piece.longest:
             self.holders.setdefault(key, []).append(piece)
         if other is None:
             return

@@ -86,7 +86,9 @@ def text_resolution(texts: Iterable[str]) -> float:
         point = text.find(".")
         if point >= 0:
             decimals = max(decimals, len(text) - point - 1)
-    return 10.0**-decimals if 0 < decimals <= 7 else 0.0
+            if decimals > 7:
+                return 0.0
+    return 10.0**-decimals if decimals else 0.0
 
 
 def rounded_to(values: Iterable[float | None], decimals: int, at_least: int = 8) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gradforensics.evidence.agreement import Curve, curve
 from gradforensics.evidence.files import File
-from gradforensics.evidence.readings import Reading
+from gradforensics.evidence.readings import Reading, Track
 from gradforensics.tables import Phase
 
 TENSORBOARD = "tensorboard"
@@ -62,13 +62,15 @@ class Piece:
         return max((t.stored.frame.height for t in self.reading.tracks), default=0)
 
     @cached_property
-    def curves(self) -> dict[tuple[Phase, str], Curve]:
+    def longest(self) -> dict[tuple[Phase, str], Track]:
         """Its series of two points or more, of several of one name the longest."""
-        found: dict[tuple[Phase, str], Curve] = {}
-        for track in sorted(self.reading.tracks, key=lambda t: t.stored.frame.height):
-            if track.stored.frame.height > 1:
-                found[track.phase, track.series] = curve(track)
-        return found
+        tracks = sorted(self.reading.tracks, key=lambda t: t.stored.frame.height)
+        return {(track.phase, track.series): track for track in tracks if track.stored.frame.height > 1}
+
+    @cached_property
+    def curves(self) -> dict[tuple[Phase, str], Curve]:
+        """The points of `longest`."""
+        return {key: curve(track) for key, track in self.longest.items()}
 
     @cached_property
     def span(self) -> tuple[int, int]:

@@ -1,19 +1,20 @@
-"""Rows of named values (JSON lines, CSV) -> a RowLog: which column is the step, the epoch, the time, the phase."""
+"""A table of named cells (JSON lines, CSV) -> a Reading: which column is the step, the epoch, the time, the phase."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
-from gradforensics.evidence import names, numbers, rounding
-from gradforensics.evidence.rows import Reading, RowLog
-from gradforensics.tables import Phase
+import numpy as np
+import polars as pl
 
-Record = tuple[int, Mapping[str, Any]]
+from gradforensics.evidence import names, numbers, rounding
+from gradforensics.evidence.cells import SPELLINGS, CellColumn, Record, Table, unix_seconds
+from gradforensics.evidence.log_table import Column, LogTable, settle
+from gradforensics.evidence.readings import Reading
+
 _TOTALS = frozenset({"total_steps", "max_steps", "total_iters"})
-_SPELLINGS = 4096  # rows whose texts are looked at
 _SKIPPED = frozenset({"remaining_time", "eta", "eta_seconds", "percentage", "v_num"})
 
 
@@ -40,17 +41,6 @@ def looks_like_metrics(columns: Iterable[str], *, loose: bool = False) -> bool:
 
 
 @dataclass
-class _Column:
-    numbers: int = 0
-    others: int = 0
-    whole: bool = True
-    sample: str = ""
-    line: int = 0
-    first: Any = None
-    absent: int = 0
-
-
-@dataclass
 class _Plan:
     """The role of every column."""
 
@@ -62,13 +52,20 @@ class _Plan:
 
 
 def read_records(records: Sequence[Record], columns: Mapping[str, str], *, rounds: bool = True) -> Reading:
-    """Turn records into a Reading: tracks, notices and the trail.
+    """Turn records into a Reading, as read_table() does."""
+    table = Table(columns)
+    table.take_records(records)
+    return read_table(table, columns, rounds=rounds)
+
+
+def read_table(table: Table, columns: Mapping[str, str], *, rounds: bool = True) -> Reading:
+    """Turn a table into a Reading: tracks, notices and the trail.
 
     rounds: whether the numbers may tell how the writer rounded them.
     """
     reading = Reading(speaks_of_training=True)
-    seen, parsed = _survey(records)
-    plan = _plan(seen, len(records), columns)
+    seen = table.columns()
+    plan = _plan(seen, table.height, columns)
     reading.columns = {name.strip() for name in seen}
     reading.notices += _unused(seen, plan, columns)
     for name in plan.series:
@@ -76,72 +73,93 @@ def read_records(records: Sequence[Record], columns: Mapping[str, str], *, round
         if column.others:
             text = f'column "{name}": {column.others} values are no numbers (first: "{column.sample}")'
             reading.notices.append((column.line, text))
-    log = RowLog(columns)
-    wanted = frozenset(plan.series)
-    for index, ((line, record), row) in enumerate(zip(records, parsed, strict=True)):
-        values = {name: number for name, number in row.items() if name in wanted}
-        texts = _spellings(record, values) if index < _SPELLINGS else None
-        phase: Phase | None = names.phase_word(str(record.get(plan.phase, ""))) if plan.phase else None
-        step = numbers.whole(row.get(plan.step)) if plan.step else None
-        epoch = row.get(plan.epoch) if plan.epoch else None
-        time = _time(record.get(plan.time)) if plan.time else None
-        log.add(line, values, step=step, epoch=epoch, time=time, phase=phase, texts=texts)
-        if step is not None:
-            reading.trail.last_step = max(step, reading.trail.last_step or step)
-    reading.tracks = log.finish()
+    log = _log(table, seen, plan)
+    settled = settle(log, columns)
+    reading.tracks = settled.tracks
     if rounds:
-        padded = any(_is_padded(record.get(name)) for _, record in records[:_SPELLINGS] for name in plan.series)
+        padded = any(map(_is_padded, [text for name in plan.series for text in seen[name].spelled if text]))
         reading.tracks = rounding.settled(reading.tracks, by_the_others=not padded)
-    reading.notices += log.notices
-    reading.trail.last_line = records[-1][0] if records else None
+    reading.notices += settled.notices
+    if log.steps is not None:
+        reading.trail.last_step = log.steps.max()  # type: ignore[assignment]  # an Int64 column
+    if log.lines is not None and len(log.lines):
+        reading.trail.last_line = int(log.lines[-1])
     totals = {numbers.whole(_number(seen[t].first)) for t in _TOTALS & seen.keys()}
     reading.trail.planned = next((t for t in totals if t is not None and t > 0), None)
     return reading
 
 
-def _survey(records: Sequence[Record]) -> tuple[dict[str, _Column], list[dict[str, float | None]]]:
-    """What every column holds, and every row with its values as numbers (None: missing, or no number)."""
-    seen: dict[str, _Column] = {}
-    parsed: list[dict[str, float | None]] = []
-    for line, record in records:
-        row: dict[str, float | None] = {}
-        parsed.append(row)
-        for name, value in record.items():
-            column = seen.get(name)
-            if column is None:
-                column = seen[name] = _Column(first=value)
-            try:
-                number = value if type(value) is float else numbers.scalar(value)
-            except ValueError:
-                column.whole = False
-                if isinstance(value, bool):
-                    continue
-                row[name] = number = numbers.clock_seconds(str(value)[:40])
-                if number is not None:
-                    column.numbers += 1
-                    continue
-                if not column.others:
-                    column.sample, column.line = str(value)[:40], line
-                column.others += 1
-                continue
-            row[name] = number
-            if number is None:
-                column.absent += 1
-                continue
-            if not column.numbers:
-                column.first = value
-            column.numbers += 1
-            column.whole = column.whole and number.is_integer()
-    return seen, parsed
+def _log(table: Table, seen: Mapping[str, CellColumn], plan: _Plan) -> LogTable:
+    """The table with every column in its role."""
+    height = table.height
+    phases = seen[plan.phase].phases(height) if plan.phase else None
+    spelled = _spelled(seen, plan.series, height)
+    found: list[tuple[int, int, Column]] = []
+    for name in plan.series:
+        column = seen[name]
+        rows, values = column.rows, column.values
+        codes = np.zeros(1, dtype=np.uint8) if phases is None else phases[rows]
+        for code in np.unique(codes).tolist():
+            kept = None if phases is None else np.flatnonzero(codes == code)
+            mine = rows if kept is None else rows[kept]
+            entry = Column(
+                name,
+                values if kept is None else values.gather(kept),
+                None if len(mine) == height else mine.astype(np.int64),
+                names.PHASES[code - 1] if code else None,
+                texts=_texts(column, spelled if phases is None else spelled & (phases[: len(spelled)] == code)),
+            )
+            first = int(mine[0])
+            found.append((first, column.place_at(first), entry))
+    found.sort(key=lambda entry: entry[:2])
+    return LogTable(
+        height,
+        [column for _, _, column in found],
+        lines=table.lines,
+        steps=_steps(seen[plan.step], height) if plan.step else None,
+        epochs=_spread(seen[plan.epoch], height) if plan.epoch else None,
+        times=seen[plan.time].moments(height) if plan.time else None,
+    )
 
 
-def _spellings(record: Mapping[str, Any], values: Mapping[str, float | None]) -> dict[str, str] | None:
-    """The texts of the values where a table gives texts: they tell how fine its numbers are printed."""
-    texts = {name: text for name in values if isinstance(text := record[name], str)}
-    return texts if len(texts) == len(values) else None
+def _spelled(seen: Mapping[str, CellColumn], series: Sequence[str], height: int) -> np.ndarray:
+    """bool (first rows,): whether all values of a row are texts, as in a table: they tell how fine it was printed."""
+    found = np.ones(min(height, SPELLINGS), dtype=bool)
+    for column in (seen[name] for name in series):
+        if None in column.spelled:
+            found[[row for row, text in zip(column.spelled_rows, column.spelled, strict=True) if text is None]] = False
+    return found
 
 
-def _unused(seen: Mapping[str, _Column], plan: _Plan, columns: Mapping[str, str]) -> Iterator[tuple[int | None, str]]:
+def _texts(column: CellColumn, wanted: np.ndarray) -> list[str]:
+    """The texts of the wanted ones among the first rows, in the order of the rows."""
+    rows = np.array(column.spelled_rows, dtype=np.int64)
+    at = np.flatnonzero(wanted[rows])
+    return [text for i in at[np.argsort(rows[at], kind="stable")].tolist() if (text := column.spelled[i]) is not None]
+
+
+def _spread(column: CellColumn, height: int) -> pl.Series:
+    """Float64 (height,): the numbers of a column in every row of the table, null where there is none."""
+    if len(column.rows) == height:
+        return column.values
+    found = np.full(height, np.nan)
+    held = np.zeros(height, dtype=bool)
+    held[column.rows] = column.values.is_not_null().to_numpy()
+    found[column.rows] = column.values.to_numpy()
+    return pl.Series(found).set(pl.Series(~held), None)
+
+
+def _steps(column: CellColumn, height: int) -> pl.Series:
+    """Int64 (height,): the whole numbers of a column."""
+    values = _spread(column, height).to_numpy()
+    whole = np.isfinite(values) & (np.floor(values) == values) & (np.abs(values) < 2.0**63)
+    steps = pl.Series(np.where(whole, values, 0.0).astype(np.int64))
+    return steps if whole.all() else steps.set(pl.Series(~whole), None)
+
+
+def _unused(
+    seen: Mapping[str, CellColumn], plan: _Plan, columns: Mapping[str, str]
+) -> Iterator[tuple[int | None, str]]:
     """What the user may not expect of a column: one that --map makes the step, one with too few numbers."""
     places = {"step": plan.step, "epoch": plan.epoch, "time": plan.time, "phase": plan.phase}
     for kind, name in places.items():
@@ -156,12 +174,12 @@ def _unused(seen: Mapping[str, _Column], plan: _Plan, columns: Mapping[str, str]
             yield column.line, f'column "{name}": {text}'
 
 
-def _is_padded(text: Any) -> bool:
+def _is_padded(text: str) -> bool:
     """Whether a cell was printed with a fixed number of decimals: each column may then have its own."""
-    return isinstance(text, str) and text.endswith("0") and "." in text and not text.endswith(".0")
+    return text[-1] == "0" and "." in text and not text.endswith(".0")
 
 
-def _plan(seen: Mapping[str, _Column], rows: int, columns: Mapping[str, str]) -> _Plan:
+def _plan(seen: Mapping[str, CellColumn], rows: int, columns: Mapping[str, str]) -> _Plan:
     plan = _Plan()
     targets = {target: name for name in seen if (target := columns.get(name.strip()))}
 
@@ -177,7 +195,7 @@ def _plan(seen: Mapping[str, _Column], rows: int, columns: Mapping[str, str]) ->
 
     plan.step = best("step", lambda _, c: c.whole and c.numbers * 2 >= rows - c.absent and c.numbers)
     plan.epoch = best("epoch", lambda _, c: c.numbers)
-    plan.time = best("time", lambda _, c: _time(c.first) is not None)
+    plan.time = best("time", lambda _, c: unix_seconds(c.first) is not None)
     plan.phase = best("phase", lambda _, c: c.others and names.phase_word(c.sample) is not None)
     taken = {plan.step, plan.epoch, plan.time, plan.phase}
     plan.series = [
@@ -196,19 +214,3 @@ def _number(value: Any) -> float | None:
         return numbers.scalar(value)
     except ValueError:
         return None
-
-
-def _time(value: Any) -> float | None:
-    """Unix seconds of a time column's value; None for relative times and for texts that are no dates."""
-    number = _number(value)
-    if number is not None:
-        if 1e9 < number < 4e9:
-            return number
-        return number / 1000 if 1e12 < number < 4e12 else None
-    if not isinstance(value, str) or len(value) > 40 or len(value) < 16:
-        return None
-    try:
-        moment = datetime.fromisoformat(value.strip())
-    except ValueError:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from gradforensics.evidence import names
-from gradforensics.evidence.rows import Track
+from gradforensics.evidence.readings import Track
 
 _MOST_DECIMALS = 7  # more are as good as exact
+_SAMPLE = 1024  # values that are looked at before all the others
 _DISTINCT = 20  # so many different values do not share few decimals by chance
 
 
@@ -19,8 +20,10 @@ def own_resolution(values: np.ndarray) -> float | None:
 
     values: float64 (n,), finite.
     """
-    distinct = np.unique(values)
-    return fits(distinct) if len(distinct) >= _DISTINCT else None
+    for part in (values[:_SAMPLE], values):  # the first values tell it of nearly all series
+        if len(np.unique(part)) >= _DISTINCT:
+            return fits(values)
+    return None
 
 
 def fits(values: np.ndarray) -> float | None:
@@ -30,7 +33,7 @@ def fits(values: np.ndarray) -> float | None:
         return None
     for decimals in range(1, _MOST_DECIMALS + 1):
         scale = 10.0**decimals
-        if bool((np.rint(fractional * scale) / scale == fractional).all()):
+        if all(bool((np.rint(part * scale) / scale == part).all()) for part in (fractional[:_SAMPLE], fractional)):
             return float(1.0 / scale)
     return 0.0
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import tomllib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,7 @@ from gradforensics.errors import UsageError
 from gradforensics.evidence import names, numbers
 from gradforensics.evidence.files import File
 from gradforensics.evidence.located_json import Cursor, TornJsonError, flatten
-from gradforensics.evidence.rows import Reading
+from gradforensics.evidence.readings import Reading
 from gradforensics.tables import Setting
 
 Leaf = tuple[str, Any, int | None]
@@ -138,7 +140,8 @@ def _yaml(text: str) -> Iterator[Leaf]:
     from ruamel.yaml.error import YAMLError  # noqa: PLC0415
 
     try:
-        root = YAML(typ="safe", pure=True).compose(text)
+        with warnings.catch_warnings(action="ignore"):  # of anchors that stand there twice: the last one counts
+            root = YAML(typ="safe", pure=True).compose(text)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = " ".join(str(getattr(error, "problem", None) or error).split())[:200]
@@ -193,6 +196,18 @@ def from_checkpoint(given: Iterable[tuple[str, Any, str]]) -> list[Setting]:
         seen.add((name, repr(value)))
         found += [replace(setting, origin="runtime") for setting in _canonical(name, value, None, source)]
     return found
+
+
+def from_text(text: str, source: str) -> list[Setting]:
+    """Settings in a JSON object or a YAML mapping that the run itself logged; none where too few of them are known."""
+    given: list[tuple[str, Any, str]] = []
+    with suppress(_BrokenError):  # what precedes a torn end counts
+        for name, value, _ in _json(text) if text.startswith("{") else _yaml(text):
+            given.append((name, value, source))
+            if len(given) == LEAF_LIMIT:
+                break
+    known = {names.setting_key(name) for name, _, _ in given if names.is_setting(name)}
+    return from_checkpoint(given) if len(known) >= _TOO_FEW else []
 
 
 def parse_value(text: Any) -> Any:

@@ -6,23 +6,35 @@ from typing import Protocol
 
 from gradforensics.evidence.files import File
 from gradforensics.evidence.readers import (
+    ascii_table,
     config,
     console,
     csv_table,
+    deepspeed_config,
     hf_trainer_state,
     json_lines,
     json_results,
     json_series,
+    kernel_log,
     llamafactory,
+    mlflow_database,
+    mlflow_store,
+    nvidia_smi,
+    openmmlab,
+    stack_dump,
+    stylegan,
+    tensorboard,
+    wandb_files,
+    wandb_log,
 )
-from gradforensics.evidence.rows import Reading
+from gradforensics.evidence.readings import Reading
 
 
 class Reader(Protocol):
     """What a reader module offers.
 
-    sniff() looks at the name and the head of a text file only. read() never raises on bad content; a Reading whose
-    `claimed` is False says that the file is not of this format after all.
+    sniff() looks at the name and the head of a file only. read() never raises on bad content; a Reading whose `claimed`
+    is False says that the file is not of this format after all.
     """
 
     @property
@@ -36,13 +48,24 @@ class Reader(Protocol):
         """Everything that the file tells."""
 
 
+# asked for the files whose content is no text
+BINARY_READERS: tuple[Reader, ...] = (tensorboard, wandb_log, mlflow_database)
 READERS: tuple[Reader, ...] = (
+    mlflow_store,  # first: its files are called as the user called the metrics
+    wandb_files,
     hf_trainer_state,
     llamafactory,
+    openmmlab,
+    stylegan,
     json_results,
     json_series,
+    deepspeed_config,
     config,
     json_lines,
+    kernel_log,
+    nvidia_smi,
+    stack_dump,
     csv_table,
+    ascii_table,
     console,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradforensics.evidence import settings
 from gradforensics.evidence.files import File
-from gradforensics.evidence.rows import Reading
+from gradforensics.evidence.readings import Reading
 
 name = "config"
 

@@ -7,7 +7,8 @@ from typing import Any
 from gradforensics.evidence import names, numbers, rounding
 from gradforensics.evidence.files import File
 from gradforensics.evidence.located_json import Cursor, TornJsonError
-from gradforensics.evidence.rows import Reading, RowLog, Track
+from gradforensics.evidence.readings import Reading, Track
+from gradforensics.evidence.rows import RowLog
 from gradforensics.tables import SeriesFrame, Setting
 
 name = "hf-trainer-state"

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gradforensics.evidence import names
+from gradforensics.evidence.blocks import Block, blocks, plain
+from gradforensics.evidence.cells import Part, Record, Table
 from gradforensics.evidence.files import File
-from gradforensics.evidence.records import Record, flat, looks_like_metrics, read_records
-from gradforensics.evidence.rows import Reading
+from gradforensics.evidence.json_shapes import Shapes
+from gradforensics.evidence.readings import Reading
+from gradforensics.evidence.records import flat, looks_like_metrics, read_table
 
 name = "json-lines"
 
@@ -47,34 +53,84 @@ def head_records(file: File) -> list[dict[str, Any]]:
 
 def read(file: File) -> Reading:
     """All records; lines that are no JSON objects are counted in one notice, a torn last line has its own."""
-    records, notices = read_lines(file)
-    if not records:
+    lines = read_lines(file)
+    if not lines.table.height:
         return Reading(claimed=False)
-    reading = read_records(records, file.columns)
-    reading.notices = notices + reading.notices
+    reading = read_table(lines.table, file.columns)
+    reading.notices = lines.notices() + reading.notices
     return reading
 
 
-def read_lines(file: File) -> tuple[list[Record], list[tuple[int | None, str]]]:
-    """(line, flattened record) of every line, and what was wrong with the others."""
-    records: list[Record] = []
-    bad: list[int] = []
-    last = 0
-    for number, line in file.lines():
-        if not line.strip():
+@dataclass
+class Lines:
+    """The records of a file of JSON lines.
+
+    last: the last record; final: the last line that is not empty; wrong: how many lines are no JSON objects, the first
+    and the last of them.
+    """
+
+    table: Table
+    last: Record | None = None
+    final: int = 0
+    wrong: int = 0
+    first_wrong: int = 0
+    last_wrong: int = 0
+
+    def refuse(self, line: int) -> None:
+        """Count a line that is no JSON object."""
+        self.first_wrong = self.first_wrong or line
+        self.last_wrong = line
+        self.wrong += 1
+
+    def notices(self) -> list[tuple[int | None, str]]:
+        """What was wrong with the lines that are no records."""
+        found: list[tuple[int | None, str]] = []
+        torn = self.wrong > 0 and self.last_wrong == self.final
+        if torn:
+            found.append((self.final, "the last line is torn: not complete JSON"))
+        if self.wrong > torn:
+            found.append((self.first_wrong, f"{self.wrong - torn} lines are no JSON objects, this is the first"))
+        return found
+
+
+def read_lines(file: File) -> Lines:
+    """The records of every line."""
+    found = Lines(Table(file.columns))
+    shapes = Shapes(_decode)
+    for block in blocks(file):
+        _take(found, shapes, block)
+    return found
+
+
+def _take(found: Lines, shapes: Shapes, block: Block) -> None:
+    """Add the lines of a block: those that have a shape as columns, the others one by one."""
+    cut = plain(block.data)
+    if cut is not None:
+        parts, others = shapes.take(cut)
+        count, rest = len(cut.ends), [(place, cut.line(place)) for place in others]
+    else:
+        parts, rest = [], list(enumerate(block.lines()))
+        count = len(rest)
+    at: list[int] = []
+    records: list[dict[str, Any]] = []
+    for place, text in rest:
+        if not text.strip():
             continue
-        last = number
-        record = _decode(line)
+        found.final = block.line + place
+        record = _decode(text)
         if record is None:
-            bad.append(number)
+            found.refuse(found.final)
         else:
-            records.append((number, record))
-    notices: list[tuple[int | None, str]] = []
-    if bad and bad[-1] == last:
-        notices.append((bad.pop(), "the last line is torn: not complete JSON"))
-    if bad:
-        notices.append((bad[0], f"{len(bad)} lines are no JSON objects, this is the first"))
-    return records, notices
+            at.append(place)
+            records.append(record)
+    lines = np.arange(block.line, block.line + count, dtype=np.uint32)
+    shaped = max((int(part.at[-1]) for part in parts), default=-1)
+    if cut is not None and shaped > (at[-1] if at else -1):
+        found.last = (block.line + shaped, _decode(cut.line(shaped)) or {})
+    elif at:
+        found.last = (block.line + at[-1], records[-1])
+    found.final = max(found.final, block.line + shaped)
+    found.table.take(lines, [*parts, Part(np.array(at, dtype=np.int64), records=records)])
 
 
 def _decode(line: str) -> dict[str, Any] | None:

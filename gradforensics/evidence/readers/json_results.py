@@ -5,7 +5,8 @@ from __future__ import annotations
 from gradforensics.evidence import numbers
 from gradforensics.evidence.files import File
 from gradforensics.evidence.located_json import Cursor, TornJsonError, flatten
-from gradforensics.evidence.rows import Reading, RowLog
+from gradforensics.evidence.readings import Reading
+from gradforensics.evidence.rows import RowLog
 from gradforensics.tables import Phase
 
 name = "json-results"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from gradforensics.evidence import names, numbers, rounding
+from gradforensics.evidence.cells import Record
 from gradforensics.evidence.files import File
 from gradforensics.evidence.located_json import Cursor, TornJsonError
-from gradforensics.evidence.records import Record, flat, looks_like_metrics, read_records
-from gradforensics.evidence.rows import Reading, RowLog
+from gradforensics.evidence.readings import Reading
+from gradforensics.evidence.records import flat, looks_like_metrics, read_records
+from gradforensics.evidence.rows import RowLog
 
 name = "json-series"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gradforensics.evidence import numbers
 from gradforensics.evidence.files import File
 from gradforensics.evidence.readers.json_lines import head_records, read_lines
-from gradforensics.evidence.records import read_records
-from gradforensics.evidence.rows import Reading
+from gradforensics.evidence.readings import Reading
+from gradforensics.evidence.records import read_table
 from gradforensics.tables import SeriesFrame, Setting
 
 name = "llamafactory-log"
@@ -24,12 +24,12 @@ def sniff(file: File) -> bool:
 
 def read(file: File) -> Reading:
     """Rows as series; total_steps becomes the setting max_steps."""
-    records, notices = read_lines(file)
-    reading = read_records(records, file.columns, rounds=False)  # the learning rate is exact
-    reading.notices = notices + reading.notices
+    lines = read_lines(file)
+    reading = read_table(lines.table, file.columns, rounds=False)  # the learning rate is exact
+    reading.notices = lines.notices() + reading.notices
     reading.settings = []
-    if records:
-        line, last = records[-1]
+    if lines.last is not None:
+        line, last = lines.last
         if reading.trail.planned:
             setting = Setting("max_steps", "total_steps", reading.trail.planned, file.name, line, "runtime")
             reading.settings.append(setting)
