@@ -194,16 +194,22 @@ def build(diagnoses: Sequence[Diagnosis], sources: Sequence[Source], *, language
 
 
 def _baselines(run: RunReport, runs: Sequence[RunReport]) -> tuple[str, ...]:
-    """The runs without an alarm that a run with one can be compared with: those that logged most of its series."""
+    """The runs without an alarm that a run with one can be compared with, the best first.
+
+    They logged a loss; best are those that went beyond the onset, came to their end and share most series.
+    """
     if not run.alarms:
         return ()
     mine = {(row.phase, row.series) for row in run.series}
-    shared: list[tuple[int, str]] = []
+    onset = run.primary.onset if run.primary is not None else None
+    found: list[tuple[bool, bool, int, str]] = []
     for other in runs:
         theirs = {(row.phase, row.series) for row in other.series}
-        if other is not run and not other.alarms and other.having("clear") and ("train", "loss") in mine & theirs:
-            shared.append((-len(mine & theirs), other.name))
-    return tuple(name for _, name in sorted(shared)[:_BASELINES])
+        reaches = onset is None or (other.steps is not None and other.steps[1] >= onset)
+        judged = not other.alarms and other.having("clear")
+        if other is not run and judged and ("train", "loss") in mine & theirs:
+            found.append((not reaches, other.ending.kind != "completed", -len(mine & theirs), other.name))
+    return tuple(name for *_, name in sorted(found)[:_BASELINES])
 
 
 def _run(diagnosis: Diagnosis, language: Language, points: int) -> RunReport:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.report.model import Report, SeriesRow, build
-from gradforensics.tables import Evidence, Source
+from gradforensics.tables import Ending, Evidence, Source
 
 
 def rows(diagnosis: Diagnosis) -> dict[tuple[str, str], SeriesRow]:
@@ -127,3 +127,14 @@ def test_a_log_without_any_series_says_so(sick: Diagnosis) -> None:
     assert (row.series, row.points, row.first, row.source) == ("loss", 0, None, "train.log")
     silent = replace(bare, sources=[Source("model.pt", 9, None, "checkpoint (torch)")])
     assert build([replace(sick, evidence=silent)], []).runs[0].series == ()
+
+
+def test_the_best_baselines_went_beyond_the_onset_and_came_to_their_end(sick: Diagnosis, healthy: Diagnosis) -> None:
+    frames = {
+        key: replace(stored, frame=stored.frame.with_columns(step=stored.frame["step"] * 10))
+        for key, stored in healthy.evidence.frames.items()
+    }
+    killed = replace(healthy.evidence, name="a-killed", frames=frames, ending=Ending("killed"))
+    longer = replace(healthy.evidence, name="b-longer", frames=frames)
+    others = [replace(healthy, evidence=evidence) for evidence in (killed, longer)]
+    assert build([healthy, sick, *others], []).runs[1].baselines == ("b-longer", "a-killed", "healthy")

@@ -121,10 +121,7 @@ def stacks(folder: Path) -> str:
     (folder / "wait.py").write_text(WAITING)
     (folder / "load.py").write_text(LOADER)
     commands = [["wait.py", "0"], ["wait.py", "1"], ["load.py"]]
-    started = [
-        subprocess.Popen([sys.executable, *command], cwd=folder, stdout=subprocess.PIPE)
-        for command in commands
-    ]
+    started = [subprocess.Popen([sys.executable, *command], cwd=folder, stdout=subprocess.PIPE) for command in commands]
     for process in started:
         if process.stdout is not None:
             process.stdout.readline()
