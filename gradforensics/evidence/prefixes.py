@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple
 
 _MOST = 8  # labels and moments that stand in front of one line
@@ -71,6 +72,7 @@ class Prefix(NamedTuple):
     label: str
 
 
+@lru_cache(maxsize=16)  # one line is asked for several times in a row
 def read(line: str) -> Prefix:
     """Take the labels and moments off the front of a line; `rest` keeps the blanks that the line was indented by."""
     ranks: dict[str, int] = {}

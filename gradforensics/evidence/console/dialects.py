@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -224,19 +224,26 @@ class Known:
 
     def __init__(self) -> None:
         self._order = list(dialects())
-        self.marks = frozenset(kind.mark for one in self._order for kind in one.kinds)
+        self._of_mark: dict[str, list[Dialect]] = {}
+        for one in self._order:
+            for mark in {kind.mark for kind in one.kinds}:
+                self._of_mark.setdefault(mark, []).append(one)
 
-    def read(self, text: str) -> tuple[Dialect, LineKind, grammar.Line] | None:
-        """The dialect of a line and what it says, or None."""
+    @property
+    def marks(self) -> Collection[str]:
+        """The literals of which a line of any dialect holds one."""
+        return self._of_mark.keys()
+
+    def fitting(self, text: str) -> list[Dialect]:
+        """The dialects of which a line holds a mark."""
+        return [one for mark, those in self._of_mark.items() if mark in text for one in those]
+
+    def read(self, text: str, fitting: Collection[Dialect]) -> tuple[Dialect, LineKind, grammar.Line] | None:
+        """The dialect, among those that fit, of a line without its prefix and what it says, or None."""
+        ids = {one.id for one in fitting}
         for place, one in enumerate(self._order):
-            found = one.read(text)
-            if found is not None:
+            if one.id in ids and (found := one.read(text)) is not None:
                 if place:
                     self._order.insert(0, self._order.pop(place))
                 return one, *found
         return None
-
-
-def by_id(name: str) -> Dialect:
-    """The dialect of this id."""
-    return next(one for one in dialects() if one.id == name)

@@ -150,10 +150,11 @@ class Scan:
 
     def _dialect(self, text: str) -> tuple[Dialect, LineKind, grammar.Line] | None:
         """What a known dialect makes of a line, with the spans of the whole line."""
-        if not any(mark in text for mark in self._known.marks):
+        fitting = self._known.fitting(text)
+        if not fitting:
             return None
         bare = prefixes.read(text).rest
-        found = self._known.read(bare)
+        found = self._known.read(bare, fitting)
         if found is not None and (shift := len(text) - len(bare)):
             spans = found[2].spans
             found[2].spans = {name: (start + shift, stop + shift) for name, (start, stop) in spans.items()}

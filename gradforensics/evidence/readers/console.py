@@ -24,7 +24,7 @@ _NO_LOGS = re.compile(
 )
 _LARGE = 32 << 20  # bytes of a log from which on threads are worth their start
 _AHEAD = 2
-SLOW_BYTES = 1 << 17  # so much of a log is read line by line: it teaches what its lines look like
+SLOW_BYTES = 1 << 13  # so much of a log is read line by line: it teaches what its lines look like
 
 
 def sniff(file: File) -> bool:
