@@ -118,6 +118,15 @@ class _Settling:
 
     def result(self) -> Settled:
         self.fillers()
+        steps, attempts = self.placed()
+        self.every = self.every[:0].copy()  # of a large log the memory is needed
+        self.found.steps = steps
+        shared = self.shared(steps, attempts)
+        self.found.tracks = [self.track(column, shared) for column in self.table.columns if len(column.values)]
+        return self.found
+
+    def placed(self) -> tuple[np.ndarray, np.ndarray]:
+        """(steps, attempts) of all rows."""
         steps = self.standing()
         groups = [(column.present(self.every), column) for column in self.table.columns]
         # an evaluation may count its own steps from 0 every time: only the training's series tell a restart
@@ -128,10 +137,7 @@ class _Settling:
             attempts = self.attempts(steps, [rows for rows, _ in trained])
             if not self.written_by_several:
                 self.count_repeats(steps, attempts, [rows for rows, column in trained if names.is_metric(column.tag)])
-        self.found.steps = steps
-        shared = self.shared(steps, attempts)
-        self.found.tracks = [self.track(column, shared) for column in self.table.columns if len(column.values)]
-        return self.found
+        return steps, attempts
 
     def shared(self, steps: np.ndarray, attempts: np.ndarray) -> pl.DataFrame:
         """The columns that all series of the table have in common."""

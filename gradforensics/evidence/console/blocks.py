@@ -19,18 +19,20 @@ _LINE_FEED, _RETURN = 10, 13
 
 def blocks(file: File) -> Iterator[bytes]:
     """The content in blocks that end at a line break or carriage return."""
-    rest = b""
+    rest: list[bytes] = []
+    held = 0
     for chunk in file.chunks(_BLOCK):
-        data = rest + chunk if rest else chunk
-        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if not cut and len(data) < _LONGEST:
-            rest = data
+        cut = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
+        if not cut and held + len(chunk) < _LONGEST:
+            rest.append(chunk)
+            held += len(chunk)
             continue
-        cut = cut or len(data)
-        rest = data[cut:]
-        yield data[:cut]
-    if rest:
-        yield rest
+        cut = cut or len(chunk)
+        yield b"".join((*rest, memoryview(chunk)[:cut]))
+        rest = [chunk[cut:]]
+        held = len(chunk) - cut
+    if held:
+        yield b"".join(rest)
 
 
 class Block:
@@ -101,7 +103,7 @@ class Marks:
             if not any(shorter in mark for shorter in kept):
                 kept.append(mark)
         short = [mark for mark in kept if len(mark) < self._SHORT]
-        long = kept[len(short) :]
+        long = sorted(kept[len(short) :])  # literals that begin alike are told apart at less cost
         groups = [short, *(long[at : at + self._MOST] for at in range(0, len(long), self._MOST))]
         self._patterns = ["|".join(map(re.escape, group)) for group in groups if group]
 

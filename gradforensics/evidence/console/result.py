@@ -165,7 +165,7 @@ class _Result:
         """The table as tracks; where its rows stand is kept for the events."""
         result = settle(table, mapping)
         assert table.lines is not None
-        self.lines.append(table.lines.astype(np.int64))
+        self.lines.append(table.lines)
         self.steps.append(result.steps)
         self.starts += [int(table.lines[row]) for row in result.starts]
         self.found.notices += result.notices
@@ -176,10 +176,13 @@ class _Result:
     def events(self) -> None:
         """The events with the step and the attempt at which they happened."""
         scanner = self.scan.scanner
-        lines = np.concatenate(self.lines) if self.lines else np.zeros(0, dtype=np.int64)
-        steps = np.concatenate(self.steps) if self.steps else np.zeros(0, dtype=np.int64)
-        order = np.lexsort((steps, lines))
-        lines, steps = lines[order], steps[order]
+        if len(self.lines) == 1:  # in the order of the file already
+            lines, steps = self.lines[0], self.steps[0]
+        else:
+            lines = np.concatenate([np.zeros(0, dtype=np.uint32), *self.lines])
+            steps = np.concatenate([np.zeros(0, dtype=np.int64), *self.steps])
+            order = np.lexsort((steps, lines))
+            lines, steps = lines[order], steps[order]
         starts = sorted(self.starts)
         assert self.found.events is not None
         for event in sorted(scanner.events, key=lambda e: e.line or 0):

@@ -41,7 +41,7 @@ class Places:
     """Where all lines stand, in the order of the file.
 
     lines: uint32 (n,); steps, epochs, times: float64 (n,), NaN where a line does not say it; totals, last_epochs,
-    ranks: float64 (n,), whole, 0 or of ranks -1 where a line does not say it; order: int64 (n,), which line, counted
+    ranks: float64 (n,), whole, 0 or of ranks -1 where a line does not say it; order: uint32 (n,), which line, counted
     through rows and blocks, stands there.
     """
 
@@ -97,7 +97,7 @@ class Gathered:
         self._settle_tasks()
         rows, blocks = self.rows, self.blocks
         lines = np.concatenate([np.array([row.line for row in rows], dtype=np.uint32), *(b.lines for b in blocks)])
-        order = np.argsort(lines, kind="stable")
+        order = np.argsort(lines, kind="stable").astype(np.uint32)
         sizes = [len(block.lines) for block in blocks]
 
         def of_all(mine: Iterable[float | None], theirs: Iterable[np.ndarray | float | None]) -> np.ndarray:
