@@ -117,7 +117,3 @@ class RowLog:
     def notices(self) -> list[tuple[int | None, str]]:
         """(line, text) of what was remarkable about the steps."""
         return self._settled.notices
-
-    def attempt_at(self, line: int) -> int:
-        """The attempt that a line of the file belongs to."""
-        return sum(1 for row in self._settled.starts if self._lines[row] <= line)

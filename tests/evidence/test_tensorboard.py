@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradforensics.evidence.event_files import crc, framing, protos
+from gradforensics.evidence import protobuf
+from gradforensics.evidence.event_files import crc, framing
 from gradforensics.evidence.event_files.columns import Columns
 from gradforensics.evidence.event_files.framing import Frames, payloads_fit
 from gradforensics.evidence.event_files.summaries import Summaries
@@ -571,8 +572,8 @@ def test_tags_with_the_same_mark_are_told_apart():
 
 def test_a_message_that_breaks_the_wire_format_is_refused():
     for data in (b"\x0a\x05ab", b"\x80" * 11, b"\x0b", b"\x09\x01", b"\x0d\x01", b"\x08"):
-        with pytest.raises(protos.MalformedError):
-            list(protos.fields(data, 0, len(data)))
+        with pytest.raises(protobuf.MalformedError):
+            list(protobuf.fields(data, 0, len(data)))
 
 
 def test_a_header_is_searched_across_the_borders_of_blocks(monkeypatch):

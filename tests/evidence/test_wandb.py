@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gradforensics.evidence import protobuf
 from gradforensics.evidence.files import File
 from gradforensics.evidence.gather import gather
 from gradforensics.evidence.readers import wandb_files, wandb_log
@@ -554,7 +555,7 @@ def test_mutated_logs_neither_crash_nor_lose_anything_in_silence():
 
 def test_no_message_ends_the_walk_over_its_fields():
     for data in (b"\x80", b"\xff" * 12, b"\x0a\x05ab", b"\x09\x01", b"\x00\x01", b"\x0b"):
-        with pytest.raises(wire.WireError):
+        with pytest.raises(protobuf.MalformedError):
             list(wire.fields(data))
 
 

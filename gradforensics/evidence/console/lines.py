@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
-from gradforensics.evidence import names, numbers
+from gradforensics.evidence import names, numbers, prefixes
 from gradforensics.evidence.console.shapes import CLOCK, DATE, MOMENT, UNIT_NAN, Recent, Shape
 from gradforensics.tables import Phase
 
@@ -118,15 +117,6 @@ def seconds_left(line: str) -> float | None:
     return numbers.clock_seconds(found[1]) if found else None
 
 
-def _moment(text: str) -> float | None:
-    """Unix seconds of a date and time, read as UTC."""
-    try:
-        year, month, day, hour, minute, second = (int(text[at : at + 2]) for at in (2, 5, 8, 11, 14, 17))
-        return datetime(int(text[:2]) * 100 + year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
-    except ValueError:
-        return None
-
-
 def read_dict(line: str) -> Line | None:
     """A dict that the Trainer printed ({'loss': 2.31, 'grad_norm': nan, 'epoch': 0.03}), or None."""
     for match in _DICT.finditer(line):
@@ -230,7 +220,7 @@ def _line(plan: _Plan, said: Mapping[int, str], date: str | None) -> Line:
         found.texts[tag] = said[index]
         found.values[tag] = _float(said[index])
     if date is not None:
-        found.time = _moment(date)
+        found.time = prefixes.iso_seconds(date)
     return found
 
 

@@ -88,11 +88,6 @@ class Scan:
         """Whether so much was read in vain that the file is no log."""
         return self.bytes > _QUIET_BYTES and not (any(self.gathered.values()) or self.scanner.events)
 
-    @property
-    def generic_only(self) -> bool:
-        """Whether no line of a known dialect was met."""
-        return not self.dialects
-
     # -- line by line ------------------------------------------------------------------------------------------------
 
     def line(self, number: int, line: str) -> None:

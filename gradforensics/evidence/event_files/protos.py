@@ -5,61 +5,18 @@ Only the wire format is walked, with the few field numbers that matter; whatever
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_LONGEST_VARINT = 10
+from gradforensics.evidence.protobuf import BYTES, FIXED32, FIXED64, VARINT, fields, signed, varint
 
 Span = tuple[int, int]  # (from, to), in bytes
-
-
-class MalformedError(ValueError):
-    """The bytes are no protocol buffer of the kind that was expected."""
-
-
-def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """(the unsigned number at `at`, where it ends)."""
-    found, shift = 0, 0
-    for place in range(at, min(end, at + _LONGEST_VARINT)):
-        byte = data[place]
-        found |= (byte & 127) << shift
-        if byte < 128:
-            return found & 0xFFFFFFFFFFFFFFFF, place + 1
-        shift += 7
-    raise MalformedError("a number does not end")
-
-
-def signed(number: int) -> int:
-    """An unsigned 64-bit number as the int64 with the same bits."""
-    return number - (1 << 64) if number >> 63 else number
-
-
-def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """(field number, wire type, from, to) of every field of the message between two places."""
-    while at < end:
-        key, at = varint(data, at, end)
-        wire = key & 7
-        if wire == _VARINT:
-            size = varint(data, at, end)[1] - at
-        elif wire == _BYTES:
-            size, at = varint(data, at, end)
-        elif wire in (_FIXED64, _FIXED32):
-            size = 8 if wire == _FIXED64 else 4
-        else:
-            raise MalformedError(f"a field of the wire type {wire}")
-        if size > end - at:
-            raise MalformedError("a field that is longer than its message")
-        yield key >> 3, wire, at, at + size
-        at += size
 
 
 # -- tensors ----------------------------------------------------------------------------------------------------------
 
 BFLOAT16 = "bfloat16"
-STRING = 7
 _DTYPES = {  # of tensor_content
     1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "u1", 14: BFLOAT16, 17: "<u2", 19: "<f2",
     22: "<u4", 23: "<u8",
@@ -90,16 +47,16 @@ def tensor(data: bytes, at: int, end: int) -> Tensor:
     found = Tensor()
     content: Span | None = None
     for number, wire, first, last in fields(data, at, end):
-        if number == 1 and wire == _VARINT:
+        if number == 1 and wire == VARINT:
             found.dtype = varint(data, first, last)[0]
-        elif number == 2 and wire == _BYTES:
+        elif number == 2 and wire == BYTES:
             found.elements = _elements(data, first, last)
-        elif number == 4 and wire == _BYTES:
+        elif number == 4 and wire == BYTES:
             content = (first, last)
-        elif (number in _FIXED and wire != _VARINT) or (number in _NUMBERED and wire in (_VARINT, _BYTES)):
+        elif (number in _FIXED and wire != VARINT) or (number in _NUMBERED and wire in (VARINT, BYTES)):
             found.code = _FIXED.get(number, "")
             found.spans.append((first, last))
-        elif number == 8 and wire == _BYTES:
+        elif number == 8 and wire == BYTES:
             found.strings.append((first, last))
     if content is not None and content[1] > content[0]:
         found.code, found.spans = _DTYPES.get(found.dtype, ""), [content]
@@ -110,11 +67,11 @@ def _elements(data: bytes, at: int, end: int) -> int:
     """How many elements a TensorShapeProto means."""
     found = 1
     for number, wire, first, last in fields(data, at, end):
-        if number != 2 or wire != _BYTES:
+        if number != 2 or wire != BYTES:
             continue
         size = 0
         for inner, inner_wire, start, stop in fields(data, first, last):
-            if inner == 1 and inner_wire == _VARINT:
+            if inner == 1 and inner_wire == VARINT:
                 size = varint(data, start, stop)[0]
         found = min(found * size, 1 << 62)
     return found
@@ -218,13 +175,13 @@ def event(data: bytes, at: int, end: int) -> Event:
     """The Event between two places. Raises MalformedError."""
     found = Event()
     for number, wire, first, last in fields(data, at, end):
-        if number == 1 and wire == _FIXED64:
+        if number == 1 and wire == FIXED64:
             found.time = first
-        elif number == 2 and wire == _VARINT:
+        elif number == 2 and wire == VARINT:
             found.step = (first, last)
-        elif number == 5 and wire == _BYTES:
+        elif number == 5 and wire == BYTES:
             for inner, inner_wire, start, stop in fields(data, first, last):
-                if inner == 1 and inner_wire == _BYTES:
+                if inner == 1 and inner_wire == BYTES:
                     found.values.append(_value(data, start, stop))
     return found
 
@@ -232,15 +189,15 @@ def event(data: bytes, at: int, end: int) -> Event:
 def _value(data: bytes, at: int, end: int) -> Value:
     found = Value()
     for number, wire, first, last in fields(data, at, end):
-        if number == 1 and wire == _BYTES:
+        if number == 1 and wire == BYTES:
             found.tag = (first, last)
-        elif number == 2 and wire == _FIXED32:
+        elif number == 2 and wire == FIXED32:
             found.kind, found.scalar = "simple_value", ("<f4", first)
-        elif number in _KINDS and wire == _BYTES:
+        elif number in _KINDS and wire == BYTES:
             found.kind, found.body = _KINDS[number], (first, last)
             found.tensor = tensor(data, first, last) if number == 8 else None
             found.scalar = place(found.tensor) if found.tensor is not None else None
-        elif number == 9 and wire == _BYTES:
+        elif number == 9 and wire == BYTES:
             found.plugin, found.content = _plugin(data, first, last)
     return found
 
@@ -249,10 +206,10 @@ def _plugin(data: bytes, at: int, end: int) -> tuple[Span, Span]:
     """The name and the content of the plugin data in a SummaryMetadata."""
     name, content = (0, 0), (0, 0)
     for number, wire, first, last in fields(data, at, end):
-        if number == 1 and wire == _BYTES:
+        if number == 1 and wire == BYTES:
             for inner, inner_wire, start, stop in fields(data, first, last):
-                if inner == 1 and inner_wire == _BYTES:
+                if inner == 1 and inner_wire == BYTES:
                     name = (start, stop)
-                elif inner == 2 and inner_wire == _BYTES:
+                elif inner == 2 and inner_wire == BYTES:
                     content = (start, stop)
     return name, content

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gradforensics.evidence import settings
+from gradforensics.evidence import protobuf, settings
 from gradforensics.evidence.event_files import protos
 from gradforensics.evidence.event_files.texts import Texts
 from gradforensics.tables import Setting
@@ -58,7 +58,7 @@ class Histogram:
 def of_proto(data: bytes, span: protos.Span) -> Histogram:
     """From a HistogramProto, which holds the extremes, the number, the sum and the sum of squares of all values."""
     found = [0.0] * 5
-    for number, wire, first, _ in protos.fields(data, *span):
+    for number, wire, first, _ in protobuf.fields(data, *span):
         if 1 <= number <= 5 and wire == 1:
             found[number - 1] = _double_at(data, first)[0]
     low, high, count, total, squares = found
@@ -138,9 +138,9 @@ class Summaries:
 
     def _session(self, data: bytes, span: protos.Span) -> None:
         """The hyperparameters of a HParamsPluginData, or how its session ended."""
-        for number, wire, first, last in protos.fields(data, *span):
+        for number, wire, first, last in protobuf.fields(data, *span):
             if number == 3 and wire == 2:
-                for inner, inner_wire, start, stop in protos.fields(data, first, last):
+                for inner, inner_wire, start, stop in protobuf.fields(data, first, last):
                     if inner == 1 and inner_wire == 2 and len(self._hparams) < _MOST_HPARAMS:
                         self._hparam(data, start, stop)
             elif number == 4 and wire == 2:
@@ -148,7 +148,7 @@ class Summaries:
 
     def _hparam(self, data: bytes, at: int, end: int) -> None:
         name, found = "", None
-        for number, wire, first, last in protos.fields(data, at, end):
+        for number, wire, first, last in protobuf.fields(data, at, end):
             if number == 1 and wire == 2:
                 name = data[first:last].decode("utf-8", "replace")
             elif number == 2 and wire == 2:
@@ -159,9 +159,9 @@ class Summaries:
     def _end(self, data: bytes, at: int, end: int) -> None:
         """How a session ended; one without a time is what torch and Lightning write when the training begins."""
         status, timed = 0, False
-        for number, wire, first, last in protos.fields(data, at, end):
+        for number, wire, first, last in protobuf.fields(data, at, end):
             if number == 1 and wire == 0:
-                status = protos.varint(data, first, last)[0]
+                status = protobuf.varint(data, first, last)[0]
             timed = timed or (number == 2 and wire == 1)
         if timed and status == _SUCCESS:
             self.finished = "the hparams session ended as SUCCESS"
@@ -185,13 +185,13 @@ class Summaries:
 
 def _plain(data: bytes, at: int, end: int) -> Any:
     """The number, the text or the truth value of a google.protobuf.Value."""
-    for number, wire, first, last in protos.fields(data, at, end):
+    for number, wire, first, last in protobuf.fields(data, at, end):
         if number == 2 and wire == 1:
             return _whole(_double_at(data, first)[0])
         if number == 3 and wire == 2:
             return data[first:last].decode("utf-8", "replace")
         if number == 4 and wire == 0:
-            return bool(protos.varint(data, first, last)[0])
+            return bool(protobuf.varint(data, first, last)[0])
     return None
 
 

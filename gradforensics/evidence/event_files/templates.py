@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gradforensics.evidence import protobuf
 from gradforensics.evidence.event_files import crc, protos
 from gradforensics.evidence.event_files.columns import Columns
 from gradforensics.evidence.event_files.framing import Window, numbers_at, payloads_fit
@@ -54,7 +55,7 @@ def template_of(record: bytes) -> Template | None:
     """The template that a payload makes, or None where it holds anything but scalars."""
     try:
         event = protos.event(record, 0, len(record))
-    except protos.MalformedError:
+    except protobuf.MalformedError:
         return None
     values = tuple(Scalar(value.tag, *value.scalar) for value in event.values if value.scalar is not None)
     if not values or len(values) < len(event.values):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gradforensics.evidence import protobuf
 from gradforensics.evidence.event_files import protos
 from gradforensics.evidence.event_files.columns import Columns
 from gradforensics.evidence.event_files.framing import HEADER, Window
@@ -45,7 +46,7 @@ class Walker:
             try:
                 event = protos.event(window.data, start, start + int(window.lengths[index]))
                 pairs = self._pairs(window.data, event)
-            except protos.MalformedError:
+            except protobuf.MalformedError:
                 self.malformed += 1
                 self.first = self.first or f"record {number} at byte {window.base + start - HEADER}"
                 continue
@@ -53,7 +54,7 @@ class Walker:
                 continue
             alike = found.setdefault(len(pairs), _Alike())
             alike.records.append(number)
-            alike.steps.append(protos.signed(protos.varint(window.data, *event.step)[0]) if event.step[1] else 0)
+            alike.steps.append(protobuf.signed(protobuf.varint(window.data, *event.step)[0]) if event.step[1] else 0)
             alike.times.append(_double_at(window.data, event.time)[0] if event.time >= 0 else 0.0)
             for tag, value in pairs:
                 alike.tags.append(self._columns.tag(tag))

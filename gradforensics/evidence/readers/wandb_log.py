@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from gradforensics.evidence import rounding
+from gradforensics.evidence import protobuf, rounding
 from gradforensics.evidence.files import File
 from gradforensics.evidence.log_table import Column, LogTable, settle
 from gradforensics.evidence.readers import console
@@ -73,7 +73,7 @@ class _Log:
                 self.sample(message)
             else:
                 self.run.take(kind, message)
-        except wire.WireError as error:
+        except protobuf.MalformedError as error:
             self.losses.broken(number, record.offset, str(error))
 
     def row(self, message: bytes) -> None:
@@ -82,7 +82,9 @@ class _Log:
         if self.own_step not in codes:
             for number, value in wire.fields(rest):
                 if number == 2 and isinstance(value, bytes):
-                    steps = [wire.signed(step) for n, step in wire.fields(value) if n == 1 and isinstance(step, int)]
+                    steps = [
+                        protobuf.signed(step) for n, step in wire.fields(value) if n == 1 and isinstance(step, int)
+                    ]
                     self.steps[self.history.height] = steps[-1] if steps else 0
         self.history.append(codes, values)
 
@@ -90,8 +92,8 @@ class _Log:
         """A measurement of the machine: a time, then its values."""
         time, place = None, 0
         while message[place : place + 1] not in (_ITEM_OF_STATS, b""):
-            tag, after = wire.varint(message, place)
-            size, after = wire.varint(message, after)
+            tag, after = protobuf.varint(message, place, len(message))
+            size, after = protobuf.varint(message, after, len(message))
             if tag == 18:
                 time = wire.seconds(message[after : after + size])
             place = after + (size if tag & 7 == 2 else 0)
@@ -169,15 +171,15 @@ class _Log:
 def _union(data: bytes) -> tuple[int, int, bytes]:
     """(number of the record, field number of its kind, message of that kind); 0 and nothing where nothing is read."""
     if data[:1] == _NUMBER_TAG:
-        number, place = wire.varint(data, 1)
+        number, place = protobuf.varint(data, 1, len(data))
         if data[place : place + 1] in _FREQUENT:
-            length, begin = wire.varint(data, place + 1)
+            length, begin = protobuf.varint(data, place + 1, len(data))
             if begin + length <= len(data):
-                return wire.signed(number), data[place] >> 3, data[begin : begin + length]
+                return protobuf.signed(number), data[place] >> 3, data[begin : begin + length]
     number = 0
     for field, value in wire.fields(data):
         if field == 1 and isinstance(value, int):
-            number = wire.signed(value)
+            number = protobuf.signed(value)
         elif field in _KNOWN and isinstance(value, bytes):
             return number, field, value
     return number, 0, b""

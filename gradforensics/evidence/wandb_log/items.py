@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
-from gradforensics.evidence import numbers
+from gradforensics.evidence import numbers, protobuf
 from gradforensics.evidence.wandb_log import wire
 
 Value = bytes | float
@@ -90,10 +90,10 @@ class Items:
 
     def _one(self, message: bytes, place: int, codes: list[int], values: list[Value]) -> int:
         """Append what the item at `place` holds; the place behind it."""
-        length, begin = wire.varint(message, place + 1)
+        length, begin = protobuf.varint(message, place + 1, len(message))
         stop = begin + length
         if stop > len(message):
-            raise wire.WireError("an item is longer than its record")
+            raise protobuf.MalformedError("an item is longer than its record")
         name, value = item(message[begin:stop])
         for key, one in _leaves(name, value):
             code = self.code(key)
@@ -126,7 +126,7 @@ class _Heads(dict[bytes, int]):
             return -1
         try:
             name, value = item(head[2:] + b" " * head[-1])
-        except wire.WireError:
+        except protobuf.MalformedError:
             return -1
         code = self._items.code(name) if value == b" " * head[-1] else None
         return -1 if code is None else code

@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
+from gradforensics.evidence import protobuf
 from gradforensics.evidence.files import File
 from gradforensics.evidence.wandb_log import framing, wire
 
@@ -70,7 +71,7 @@ def _pieces(log: File) -> Iterator[bytes]:
         if isinstance(record, framing.Record):
             try:
                 yield from (_piece(m) for n, m in wire.fields(record.data) if n in RECORDS and isinstance(m, bytes))
-            except wire.WireError:
+            except protobuf.MalformedError:
                 continue
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from gradforensics.evidence import protobuf
 from gradforensics.evidence import settings as configuration
 from gradforensics.evidence.wandb_log import wire
 from gradforensics.evidence.wandb_log.facts import facts_of, is_secret
@@ -68,7 +69,7 @@ class Run:
             elif number == 4 and isinstance(value, bytes):
                 self._update(value)
             elif number == 14 and isinstance(value, int):
-                self.starting_step = wire.signed(value)
+                self.starting_step = protobuf.signed(value)
             elif number == 17 and (since := wire.seconds(value)) is not None and 0 < since < 1e11:
                 self._identity["started"] = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
             elif number == 18:
@@ -94,7 +95,7 @@ class Run:
         self.exit_code = 0
         for number, value in wire.fields(message):
             if number == 1 and isinstance(value, int):
-                self.exit_code = wire.signed(value)
+                self.exit_code = protobuf.signed(value)
 
     def _header(self, message: bytes) -> None:
         for number, value in wire.fields(message):
