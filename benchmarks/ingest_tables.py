@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from ingest_processes import Measured, measured
 
 RATIO = 0.35
 PEAK_MB = 400.0
@@ -35,17 +33,6 @@ PEERS = {
     "runmedic": [["diagnose"]],
     "losslint": [["check"]],
 }
-# an installed package has its bytecode cached; a checkout too, unless this variable forbids it
-ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-
-
-@dataclass(frozen=True)
-class Run:
-    """One process: wall seconds, the most memory it held in MB, its exit code."""
-
-    seconds: float
-    megabytes: float
-    code: int
 
 
 def write_log(path: Path, rows: int) -> None:
@@ -80,16 +67,6 @@ def rows_for(scalars: int) -> int:
     return round(scalars / (3 + 1 / EVERY))
 
 
-def measure(command: list[str]) -> Run:
-    """Run one process to its end."""
-    start = time.perf_counter()
-    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return Run(time.perf_counter() - start, used.ru_maxrss * unit / 1e6, process.returncode)
-
-
 def analyze(path: Path, report: Path) -> list[str]:
     """The command that is measured."""
     return [sys.executable, "-m", "gradforensics", "analyze", str(path), "-o", str(report), "--force"]
@@ -113,20 +90,20 @@ def peer_commands(folder: Path | None) -> dict[str, list[str]]:
 def compare(path: Path, report: Path, peers: dict[str, list[str]], runs: int) -> bool:
     """Print the table of one file; whether both limits hold."""
     commands = {"gradforensics": analyze(path, report), **{n: [*c, str(path)] for n, c in peers.items()}}
-    best: dict[str, Run] = {}
+    best: dict[str, Measured] = {}
     peak = 0.0
     for _ in range(runs):
         for name, command in commands.items():
-            run = measure(command)
+            run = measured(command, str(path.parent))
             if name == "gradforensics":
-                peak = max(peak, run.megabytes)
+                peak = max(peak, run.peak_mb)
             if name not in best or run.seconds < best[name].seconds:
                 best[name] = run
     # a tool that ends with more than 1 (findings) did not do the work
     usable = {name: run for name, run in best.items() if run.code in (0, 1) and name != "gradforensics"}
     for name, run in best.items():
         note = "" if run.code in (0, 1) else f"  exit code {run.code}: does not count"
-        print(f"  {name:20} {run.seconds:7.2f} s  {run.megabytes:6.0f} MB{note}")
+        print(f"  {name:20} {run.seconds:7.2f} s  {run.peak_mb:6.0f} MB{note}")
     own = best["gradforensics"]
     if own.code not in (0, 1):
         print("  gradforensics failed")
@@ -144,18 +121,18 @@ def linear(folder: Path, suffix: str, powers: range, runs: int) -> bool:
     """Print the time per row, less the start-up, for 10^power rows; whether it stays within the limit."""
     report = folder / "report.html"
     write_log(folder / f"tiny{suffix}", 100)
-    idle = min(measure(analyze(folder / f"tiny{suffix}", report)).seconds for _ in range(runs))
+    idle = min(measured(analyze(folder / f"tiny{suffix}", report), str(folder)).seconds for _ in range(runs))
     per_row: list[float] = []
     for power in powers:
         path = folder / f"linear{suffix}"
         write_log(path, 10**power)
-        done = [measure(analyze(path, report)) for _ in range(runs if power < 7 else 1)]
+        done = [measured(analyze(path, report), str(folder)) for _ in range(runs if power < 7 else 1)]
         if any(run.code not in (0, 1) for run in done):
             print(f"  10^{power} rows: gradforensics failed")
             return False
         taken = min(run.seconds for run in done)
         per_row.append((taken - idle) / 10**power)
-        held = max(run.megabytes for run in done)
+        held = max(run.peak_mb for run in done)
         print(f"  10^{power} rows  {taken:7.2f} s  {per_row[-1] * 1e6:5.2f} us a row  {held:6.0f} MB")
         path.unlink()
     growth = per_row[-1] / per_row[0]
