@@ -130,7 +130,7 @@ class Looked:
         return True
 
     def _claim(self, file: File, reader: str, reading: Reading) -> None:
-        self._source(file, reader, "")
+        self._source(file, reader, reading.remark)
         if file.damaged:
             self.notices.append(Notice(file.name, None, "the gzip data is damaged or cut: read up to there"))
         if reading.runs:

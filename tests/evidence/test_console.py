@@ -327,3 +327,17 @@ def test_a_nul_in_a_line_is_no_number():
     known = read_pairs("step: 8 loss: 1.5 grad_norm: 0.430904 lr: 0.00105")
     torn = read_pairs("step: 8 loss: \x00 grad_norm: 0.430904 lr: 0.00105")
     assert (known.values["loss"], "loss" in torn.values, torn.values["lr"]) == (1.5, False, 0.00105)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("iter {step}: loss 2.5, time 12.00ms, mfu 3.00%", "dialect: nanoGPT"),
+        ("my own step {step} >> loss={step}.5", "no known dialect: read by the names beside its numbers"),
+    ],
+)
+def test_the_inventory_says_which_dialect_a_log_was_read_with(read, line, said):
+    evidence = read("train.log", "\n".join(line.format(step=step) for step in range(1, 6)) + "\n")
+    assert len(evidence.series("loss")) == 5
+    (source,) = evidence.sources
+    assert (source.reader, source.remark) == ("console", said)
