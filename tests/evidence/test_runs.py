@@ -484,7 +484,8 @@ def test_the_reason_why_files_are_one_run_is_recorded(run):
     evidence = run.write(files).one()
     assert {s.path: s.remark for s in evidence.sources} == {
         "metrics.csv": "",
-        "train.log": "same values at 10 common steps as metrics.csv",
+        "train.log": "same values at 10 common steps as metrics.csv; "
+        "no known dialect: read by the names beside its numbers",
     }
 
 
