@@ -4,6 +4,8 @@ GradforensicsError
 ├── UsageError           a wrong option, path or combination of them   (exit code 2)
 ├── RuleError            a rule file that breaks the format            (exit code 2)
 ├── NoEvidenceError      no training and no checkpoint in the input    (exit code 4)
+├── ReplayError          a step that cannot be replayed                (exit code 2)
+├── CapsuleError         a capsule that cannot be read                 (exit code 4)
 └── OutputError          an output that cannot or must not be written  (exit code 2)
 
 Whatever a reader cannot understand is no error: it becomes a notice and the analysis goes on.
@@ -35,6 +37,16 @@ class RuleError(GradforensicsError):
 
 class NoEvidenceError(GradforensicsError):
     """Nothing in the input speaks of a training or, where checkpoints are wanted, is one that can be read."""
+
+    exit_code = 4
+
+
+class ReplayError(GradforensicsError):
+    """A step that cannot be replayed: what is missing or does not fit."""
+
+
+class CapsuleError(GradforensicsError):
+    """A capsule that cannot be read; names the file and what is wrong with it."""
 
     exit_code = 4
 
