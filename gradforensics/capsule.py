@@ -30,6 +30,7 @@ OPTIMIZER = "optimizer.safetensors"
 BATCHES = "batches.safetensors"
 GRADIENTS = "gradients.safetensors"
 CODE = "code"
+STEP_LOG = "gradforensics-steps"  # how the names of the recorder's logs begin, one line per step
 _LARGEST_HEADER = 256 << 20
 _NAME = re.compile(r"capsule-(\d+)(?:-rank(\d+))?")
 
@@ -141,9 +142,15 @@ def folder_name(step: int, rank: int, world_size: int) -> str:
     return f"capsule-{step:08d}" + (f"-rank{rank}" if world_size > 1 else "")
 
 
+def numbers_of(folder: Path) -> tuple[int, int] | None:
+    """The step and the rank that a capsule's folder is called after, None for a folder that is called otherwise."""
+    match = _NAME.fullmatch(folder.name)
+    return None if match is None else (int(match[1]), int(match[2] or 0))
+
+
 def find(root: Path) -> list[Path]:
     """The capsules in a folder and up to two folders below it, by step and rank. Symbolic links are not followed."""
-    found: list[tuple[int, int, Path]] = []
+    found: list[tuple[tuple[int, int], Path]] = []
     pending = [(root, 0)]
     while pending:
         folder, depth = pending.pop()
@@ -151,12 +158,12 @@ def find(root: Path) -> list[Path]:
             inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink())
         except OSError:
             continue
-        match = _NAME.fullmatch(folder.name)
-        if match and (folder / HEADER).is_file():
-            found.append((int(match[1]), int(match[2] or 0), folder))
+        numbers = numbers_of(folder)
+        if numbers and (folder / HEADER).is_file():
+            found.append((numbers, folder))
         elif depth < 3:
             pending += [(p, depth + 1) for p in inside]
-    return [path for _, _, path in sorted(found)]
+    return [path for _, path in sorted(found)]
 
 
 def write_header(folder: Path, header: Header) -> None:

@@ -13,7 +13,8 @@ import click
 
 from gradforensics import __version__
 from gradforensics.errors import GradforensicsError, UsageError
-from gradforensics.notices import READING
+from gradforensics.progress_bar import Bar
+from gradforensics.replay_options import replay_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +31,10 @@ SCAN_EPILOG = (
     "Exit codes: 0 nothing that --fail-on names; 1 findings; 2 usage error; 3 internal error; 4 no readable checkpoint."
 )
 DIFF_EPILOG = "Exit codes: 0 compared; 2 usage error; 3 internal error; 4 no readable checkpoint."
+REPLAY_EPILOG = (
+    "Exit codes: 0 no fault found; 1 a fault found; 2 usage error, or a program or state that cannot be run; "
+    "3 internal error; 4 nothing to replay."
+)
 DEFAULT_OUTPUT = "gradforensics-report.html"
 LIMIT_HELP = "Show at most so many tensors of a checkpoint; 0 shows all."
 
@@ -66,6 +71,13 @@ def commands() -> None:
     "--map", "columns", multiple=True, metavar="COLUMN=SERIES", help="What a column means (objective=loss). Repeatable."
 )
 @click.option(
+    "--with",
+    "replayed",
+    multiple=True,
+    metavar="REPLAY_DIR",
+    help="What a replay of a step of the run found (gradforensics replay). Repeatable.",
+)
+@click.option(
     "--rules",
     "rules_folder",
     type=click.Path(file_okay=False),
@@ -94,6 +106,7 @@ def analyze(
     outputs: Sequence[str],
     settings: Sequence[str],
     columns: Sequence[str],
+    replayed: Sequence[str],
     rules_folder: str | None,
     fail_on: str,
     lang: str,
@@ -120,13 +133,14 @@ def analyze(
     chosen = targets(inputs, wanted, FORMATS, default=("html", DEFAULT_OUTPUT))
     facts, mapped = dict(_pair(s, "--set") for s in settings), dict(_pair(c, "--map") for c in columns)
     rules = load_rules(Path(rules_folder) if rules_folder else None)
-    with _Bar() as bar:
+    with Bar() as bar:
         found = gather(
             inputs,
             settings=facts,
             columns=mapped,
             tensors=not no_tensors,
             names_from_config=names_from_config,
+            replayed=_inputs(replayed),
             progress=bar,
         )
     diagnoses = [diagnose(evidence, rules) for evidence in found]
@@ -189,7 +203,7 @@ def scan(
         raise UsageError("--list reads no tensor: it cannot tell --fail-on nonfinite")
     chosen = targets(inputs, _wanted(outputs), SCAN_FORMATS, binary=BINARY)
     rendered: list[tuple[Path | None, str | bytes]] = []
-    with _Bar() as bar:
+    with Bar() as bar:
         named = named_checkpoints.open_named(inputs, progress=bar)
         if names_from_config:
             from gradforensics.checkpoints.meta_names import ask_for_names
@@ -229,11 +243,60 @@ def diff(first: str, second: str, limit: int, outputs: Sequence[str], force: boo
 
     inputs = _inputs([first, second])
     chosen = targets(inputs, _wanted(outputs), difference.FORMATS)
-    with _Bar() as bar:
+    with Bar() as bar:
         found = compare(*open_pair(*inputs, progress=bar), progress=bar)
     rendered = [(target.path, difference.FORMATS[target.format](found)) for target in chosen]
     _deliver(rendered, partial(difference.render, found, limit=limit), force=force)
     return 0
+
+
+@commands.command(epilog=REPLAY_EPILOG)
+@replay_options
+def replay(
+    run: str,
+    step: int | None,
+    checkpoint: str | None,
+    experiments: Sequence[str],
+    program: str | None,
+    fix: str | None,
+    trust_run_code: bool,
+    batch: str | None,
+    rank: int,
+    device: str,
+    time_limit: float,
+    memory_limit: float | None,
+    budget: float | None,
+    runs: int,
+    output: str | None,
+    force: bool,
+) -> int:
+    """Run one step of RUN_DIR again, varying one thing at a time: where it fails, and what cures it.
+
+    RUN_DIR is a run directory with capsules or checkpoints, or a capsule. The code that runs is named before; it runs
+    in a child process, with limits. Nothing is written into RUN_DIR.
+    """
+    from gradforensics.replay.command import Options, carry_out, plan
+    from gradforensics.replay.sources import Wanted
+    from gradforensics.report.pen import flat
+    from gradforensics.report.replayed import render
+    from gradforensics.report.targets import folder
+
+    (path,) = _inputs([run])
+    start, data = (None if name is None else _inputs([name])[0] for name in (checkpoint, batch))
+    wanted = Wanted(path, step, start, program, fix, data, trust_run_code, rank)
+    options = Options(wanted, tuple(experiments), device, time_limit, memory_limit, budget, runs)
+    with Bar() as bar:
+        planned = plan(options, progress=bar)
+        target = folder(planned.inputs, output, planned.default_name)
+        try:
+            done = carry_out(
+                planned, target, force=force, say=lambda line: click.echo(flat(line), err=True), progress=bar
+            )
+        except KeyboardInterrupt:
+            click.echo(f"what was found until then lies in {target}", err=True)
+            raise
+    _show(partial(render, done, run=planned.chosen.run, folder=target), sys.stdout)
+    return int(any(result.outcome == "fault" for result in done.results))
 
 
 @commands.group()
@@ -329,8 +392,6 @@ def _deliver(
 
     rendered: (path, content), None for stdout. summary: called with color, width and written.
     """
-    import shutil
-
     from gradforensics.report.write import write
 
     written: list[str] = []
@@ -341,10 +402,16 @@ def _deliver(
     piped = next((content for path, content in rendered if path is None), None)
     if piped is not None:
         click.echo(piped, nl=False)
-    stream = sys.stderr if piped is not None else sys.stdout
-    width = shutil.get_terminal_size((100, 24)).columns
+    _show(partial(summary, written=written), sys.stderr if piped is not None else sys.stdout)
+
+
+def _show(summary: Callable[..., str], stream: Any) -> None:
+    """Print a summary, which is called with color and width."""
+    import shutil
+
     color = stream.isatty() and "NO_COLOR" not in os.environ
-    click.echo(summary(color=color, width=width, written=written), file=stream, nl=False, color=color)
+    text = summary(color=color, width=shutil.get_terminal_size((100, 24)).columns)
+    click.echo(text, file=stream, nl=False, color=color)
 
 
 def _exit_code(diagnoses: Sequence[Diagnosis], fail_on: str) -> int:
@@ -354,45 +421,6 @@ def _exit_code(diagnoses: Sequence[Diagnosis], fail_on: str) -> int:
         for v in d.verdicts
     )
     return 1 if found else 0
-
-
-class _Bar:
-    """A progress bar on a terminal for anything longer than a second; nothing in pipes."""
-
-    def __init__(self) -> None:
-        import time
-
-        self._clock = time.monotonic
-        self._start = self._clock()
-        self._bar: Any = None
-        self._phase = ""
-
-    def __enter__(self) -> _Bar:  # noqa: PYI034  # typing.Self would be imported at every start
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar[0].stop()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if self._bar is None:
-            if not sys.stderr.isatty() or self._clock() - self._start < 1.0:
-                return
-            from rich.console import Console
-            from rich.progress import Progress
-
-            progress = Progress(console=Console(stderr=True), transient=True)
-            self._bar = (progress, progress.add_task("reading", total=total))
-            progress.start()
-        progress, task = self._bar
-        if what != self._phase:  # another phase has its own speed
-            self._phase = what
-            progress.reset(task, description=what[-40:], total=total)
-        progress.update(task, completed=done, total=total)
-        if what == READING:
-            from rich.filesize import decimal
-
-            progress.update(task, description=f"reading {decimal(done)} of {decimal(total)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,9 +1,9 @@
 """Every canonical table, and the Evidence that the rest of the tool reads.
 
-Everybody imports it and it imports nothing of the package but the leaf `notices`. Readers produce `SeriesFrame`,
-`Setting`, `Event`, `Notice` and `Source`; `Evidence` is what one run left behind. Values are null wherever `kind` is
-not "finite", because polars sorts NaN above every number and a rule such as "loss > 10" would fire on it with the wrong
-story.
+Everybody imports it, and it imports nothing of the package but the leaves `notices`, `schemas`, `capsule` and
+`experiments`. Readers produce `SeriesFrame`, `Setting`, `Event`, `Notice` and `Source`; `Evidence` is what one run left
+behind. Values are null wherever `kind` is not "finite", because polars sorts NaN above every number and a rule such as
+"loss > 10" would fire on it with the wrong story.
 """
 
 from __future__ import annotations
@@ -13,86 +13,26 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import polars as pl
 
+from gradforensics.capsule import STEP_LOG
+from gradforensics.experiments import Replay
 from gradforensics.notices import Notice as Notice  # noqa: PLC0414  offered to everybody who imports the tables
 from gradforensics.notices import Progress as Progress  # noqa: PLC0414
+from gradforensics.schemas import KIND as KIND  # noqa: PLC0414  likewise
+from gradforensics.schemas import KINDS as KINDS  # noqa: PLC0414
+from gradforensics.schemas import SERIES_SCHEMA as SERIES_SCHEMA  # noqa: PLC0414
+from gradforensics.schemas import TABLES as TABLES  # noqa: PLC0414
 
 T = TypeVar("T")
 Phase: TypeAlias = Literal["train", "eval", "test"]
 StepUnit: TypeAlias = Literal["step", "micro_step", "epoch", "tokens", "samples", "row"]
 Origin: TypeAlias = Literal["user", "runtime", "config"]
 EndingKind: TypeAlias = Literal["completed", "exception", "oom", "killed", "timeout", "truncated", "unknown"]
-
-KINDS = ("finite", "nan", "posinf", "neginf", "missing")
-KIND = pl.Enum(KINDS)
-
-SERIES_SCHEMA: dict[str, Any] = {
-    "attempt": pl.UInt16,
-    "rank": pl.UInt32,
-    "step": pl.Int64,
-    "epoch": pl.Float64,
-    "time": pl.Float64,
-    "value": pl.Float64,
-    "kind": KIND,
-    "line": pl.UInt32,
-}
-
-# The tables besides series; an absent table means "not available", an empty one "read and nothing found".
-TABLES: dict[str, dict[str, Any]] = {
-    "settings": {
-        "run": pl.String, "attempt": pl.UInt16, "key": pl.String, "name": pl.String, "value": pl.String,
-        "origin": pl.String, "source": pl.String, "line": pl.UInt32,
-    },
-    "events": {
-        "kind": pl.String, "attempt": pl.UInt16, "rank": pl.UInt32, "host": pl.String, "time": pl.Float64,
-        "step": pl.Int64, "text": pl.String, "data": pl.String, "source": pl.String, "line": pl.UInt32,
-    },
-    "checkpoints": {
-        "path": pl.String, "format": pl.String, "step": pl.Int64, "complete": pl.Boolean, "bytes": pl.UInt64,
-        "source": pl.String, "tensors": pl.Int64, "parameters": pl.Int64, "nonfinite": pl.Int64, "naming": pl.String,
-        "naming_sure": pl.String,
-    },
-    "tensors": {
-        "checkpoint": pl.String, "step": pl.Int64, "rank": pl.UInt32, "placement": pl.String, "role": pl.String,
-        "name": pl.String, "dtype": pl.String, "shape": pl.List(pl.Int64), "count": pl.Int64, "nan": pl.Int64,
-        "posinf": pl.Int64, "neginf": pl.Int64, "zero": pl.Int64, "one": pl.Int64, "subnormal": pl.Int64,
-        "min": pl.Float64, "max": pl.Float64, "mean": pl.Float64, "std": pl.Float64, "l2": pl.Float64,
-        "fingerprint": pl.String, "row_l2_min": pl.Float64, "row_l2_max": pl.Float64, "row_l2_max_index": pl.Int64,
-        "zero_rows": pl.Int64, "key": pl.String, "source": pl.String,
-    },
-    "moments": {
-        "checkpoint": pl.String, "step": pl.Int64, "name": pl.String, "bound_ratio_max": pl.Float64,
-        "bound_violations": pl.Int64, "update_rms": pl.Float64, "below_eps": pl.Float64,
-        "v_zero_m_nonzero": pl.Int64, "count": pl.Int64, "nonfinite": pl.Int64, "v_negative": pl.Int64,
-    },
-    "travels": {
-        "first_step": pl.Int64, "step": pl.Int64, "name": pl.String, "changed": pl.Float64, "rel_travel": pl.Float64,
-        "ratio_mean": pl.Float64, "ratio_std": pl.Float64, "recovered_lr": pl.Float64, "recovered_wd": pl.Float64,
-        "residual": pl.Float64, "grad_l2": pl.Float64, "bound_ratio": pl.Float64, "count": pl.Int64,
-        "nonfinite": pl.Int64, "lr_error": pl.Float64, "wd_error": pl.Float64, "v_error": pl.Float64,
-        "checkpoint": pl.String,
-    },
-    "groups": {
-        "checkpoint": pl.String, "rank": pl.UInt32, "group": pl.Int64, "lr": pl.Float64, "betas": pl.List(pl.Float64),
-        "eps": pl.Float64, "weight_decay": pl.Float64, "names": pl.List(pl.String), "step_min": pl.Int64,
-        "step_max": pl.Int64, "optimizer": pl.String, "momentum": pl.Float64, "values": pl.String,
-    },
-    "facts": {"checkpoint": pl.String, "step": pl.Int64, "key": pl.String, "value": pl.String},
-    "calls": {"source": pl.String, "name": pl.String, "danger": pl.Boolean, "arguments": pl.String},
-    "batch": {"sample": pl.String, "tokens": pl.Int64, "labels": pl.Int64, "masked": pl.Int64},
-    "experiments": {
-        "experiment": pl.String, "step": pl.Int64, "quantity": pl.String, "variation": pl.String, "value": pl.Float64,
-        "unit": pl.String, "verdict": pl.String,
-    },
-    "environment": {
-        "key": pl.String, "value": pl.String, "rank": pl.UInt32, "host": pl.String, "source": pl.String,
-        "line": pl.UInt32,
-    },
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +101,18 @@ class Ending:
     text: str = ""
     source: str | None = None
     line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A replay of a step of this run.
+
+    folder: the replay directory as messages name it; lines: of the replay's results in its experiments.jsonl.
+    """
+
+    folder: str
+    replay: Replay
+    lines: tuple[int, ...]
 
 
 class SeriesKey(NamedTuple):
@@ -263,7 +215,10 @@ _ORIGIN_RANK: dict[str, int] = {"user": 0, "runtime": 1, "config": 2}
 
 @dataclass
 class Evidence:
-    """Everything that the readers could get out of one run."""
+    """Everything that the readers could get out of one run.
+
+    path: how the user can name its folder on a command line, "" where that is not known.
+    """
 
     name: str
     frames: dict[SeriesKey, SeriesFrame] = field(default_factory=dict)
@@ -274,6 +229,8 @@ class Evidence:
     notices: list[Notice] = field(default_factory=list)
     ending: Ending = field(default_factory=Ending)
     tables: dict[str, pl.DataFrame] = field(default_factory=dict)
+    replays: list[Replayed] = field(default_factory=list)
+    path: str = ""
     _cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     # -- series ------------------------------------------------------------------------------------------------------
@@ -298,9 +255,10 @@ class Evidence:
     def series(self, name: str, phase: Phase = "train", rank: int | None = None) -> Series | None:
         """The series `name` of `phase` as one sorted row per step, or None where nothing of it was logged.
 
-        Of several sources and tags the one with most points, then most digits, then the first in reading order is
-        taken (an HF run logs one loss in three files and a spike must not count three times). An attempt supersedes
-        what earlier attempts wrote from its first step on; within an attempt the last line wins. `rank` picks one
+        Of several sources and tags the one with most points, then the recorder's (whose steps are those of a replay),
+        then most digits, then the first in reading order is taken (an HF run logs one loss in three files and a spike
+        must not count three times). An attempt supersedes what earlier attempts wrote from its first step on; within an
+        attempt the last line wins. `rank` picks one
         rank's points; None takes rows without a rank or, where all rows name ranks, the lowest rank.
         """
         wanted = (name, phase, rank)
@@ -310,13 +268,13 @@ class Evidence:
         return picked
 
     def _pick(self, name: str, phase: Phase, rank: int | None) -> Series | None:
-        best: tuple[int, int] = (0, 0)
+        best: tuple[int, bool, int] = (0, False, 0)
         chosen: tuple[SeriesKey, SeriesFrame, pl.DataFrame] | None = None
         for key in self._holding(name, phase, rank):
             stored = self.frames[key]
             rows = _of_rank(stored.frame, rank)
             points = rows.height - int((rows["kind"] == "missing").sum())
-            merit = (points, _digits(rows))
+            merit = (points, PurePath(key.source).name.startswith(STEP_LOG), _digits(rows))
             if points and merit > best:
                 best, chosen = merit, (key, stored, rows)
         if chosen is None:
@@ -527,20 +485,10 @@ def _settings_frame(run: str, settings: Iterable[Setting]) -> pl.DataFrame:
 
 def _events_frame(events: Iterable[Event]) -> pl.DataFrame:
     rows = [
-        (
-            e.kind,
-            e.attempt,
-            e.rank,
-            e.host,
-            e.time,
-            e.step,
-            e.text,
-            json.dumps(dict(e.data), default=str),
-            e.source,
-            e.line,
-        )
+        (e.kind, e.attempt, e.rank, e.host, e.time, e.step, e.text, json.dumps(dict(e.data), default=str), e.source,
+         e.line)
         for e in events
-    ]
+    ]  # fmt: skip
     return pl.DataFrame(rows, schema=TABLES["events"], orient="row")
 
 

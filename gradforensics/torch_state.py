@@ -10,7 +10,7 @@ safetensors file), everything else into a tree of JSON that refers to them:
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -213,14 +213,24 @@ def autocast(state: Autocast | None, device: str) -> Iterator[None]:
         yield
 
 
+def each_norm(gradients: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
+    """(place, L2 norm) of every gradient, in the order in which `total_norm` adds them; float32 for half precision."""
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for place, gradient in enumerate(gradients):
+        alike.setdefault((gradient.device, gradient.dtype), []).append(place)
+    found: list[tuple[int, torch.Tensor]] = []
+    for (_, dtype), places in alike.items():
+        wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None  # a norm beyond 65504 is no overflow
+        norms = torch._foreach_norm([gradients[place] for place in places], dtype=wide)  # noqa: SLF001  as clip_grad_norm_ does
+        found += zip(places, norms, strict=True)
+    return found
+
+
 def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     """L2 norm over all gradients, a tensor of shape (), summed as clip_grad_norm_ of torch sums it; 0 for none."""
     held = [g.detach() for g in gradients]
     if not held:
         return torch.zeros(())
-    alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for gradient in held:
-        alike.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-    norms = [norm for those in alike.values() for norm in torch._foreach_norm(those)]  # noqa: SLF001  as clip_grad_norm_ does
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([one.to(held[0].device) for one in norms]))
+    norms = [norm.to(held[0].device) for _, norm in each_norm(held)]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm

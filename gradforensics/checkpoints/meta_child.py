@@ -50,23 +50,31 @@ def _confine() -> None:
 
 def names(config: dict[str, Any]) -> list[tuple[str, list[int], bool]]:
     """Parameters in model order, tied ones once. Raises whatever building the model raises."""
+    model_class, made = model_of(config)
+    torch: Any = importlib.import_module("torch")
+    with torch.device("meta"):
+        model = model_class(made)
+    found = [(name, list(value.shape), value.requires_grad) for name, value in model.named_parameters()]
+    if len(found) > _MOST:
+        raise ValueError(f"a model of {len(found)} parameters")
+    return found
+
+
+def model_of(config: dict[str, Any]) -> tuple[Any, Any]:
+    """The class of transformers' own that a configuration names, and the configuration made for it.
+
+    Raises ImportError without transformers, ValueError for a class that is none of its models of this type.
+    """
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
         raise ImportError(f"transformers cannot be imported ({error})") from None
-    torch: Any = importlib.import_module("torch")
     auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
     kind, architecture = config["model_type"], config["architectures"][0]
     known = [value for name, value in vars(auto).items() if name.endswith("_NAMES") and hasattr(value, "get")]
     if not any(architecture in _classes(mapping.get(kind)) for mapping in known):
         raise ValueError(f"{architecture!r} is none of transformers' models of type {kind!r}")
-    made = transformers.CONFIG_MAPPING[kind].from_dict(config)
-    with torch.device("meta"):
-        model = getattr(transformers, architecture)(made)
-    found = [(name, list(value.shape), value.requires_grad) for name, value in model.named_parameters()]
-    if len(found) > _MOST:
-        raise ValueError(f"a model of {len(found)} parameters")
-    return found
+    return getattr(transformers, architecture), transformers.CONFIG_MAPPING[kind].from_dict(config)
 
 
 def _classes(value: Any) -> tuple[str, ...]:

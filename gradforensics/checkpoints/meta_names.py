@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,7 +78,7 @@ def names_from_config(folder: Path, *, timeout: float = 120.0) -> Found:
     timeout: seconds after which the child is killed. Never raises; what went wrong is in `why`.
     """
     try:
-        config = _read_config(folder / "config.json")
+        config = read_config(folder / "config.json")
         return Found(_ask(config, timeout))
     except RefusedError as error:
         return Found(None, str(error))
@@ -88,7 +88,8 @@ def names_from_config(folder: Path, *, timeout: float = 120.0) -> Found:
         return Found(None, f"config.json is not read: {error.strerror or error}")
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """A config.json that names a model of transformers' own code. Raises RefusedError and OSError."""
     with open_regular(path) as file:
         raw = file.read(_MAX_CONFIG + 1)
     if len(raw) > _MAX_CONFIG:
@@ -106,6 +107,11 @@ def _read_config(path: Path) -> dict[str, Any]:
         or not isinstance(next(iter(architectures), None), str)
     ):
         raise RefusedError("config.json names no model_type and architectures of transformers")
+    return own_code_only(config)
+
+
+def own_code_only(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without what names a kernel of a hub. Raises RefusedError where it asks for foreign code."""
     return {key: _cleaned(key, value) for key, value in config.items() if key not in _LEFT_OUT}
 
 

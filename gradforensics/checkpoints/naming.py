@@ -129,8 +129,8 @@ def with_names(groups: Iterable[Group], names: Mapping[str, str]) -> list[Group]
 
 
 def _as_said(optimizer: OptimizerState, ids: Sequence[str], held: Mapping[str, Shape]) -> tuple[dict[str, str], Naming]:
-    aligned = _aligned(optimizer.names.values(), held)
-    names = {identity: aligned.get(name, name) for identity, name in optimizer.names.items()}
+    spelled = aligned(optimizer.names.values(), held)
+    names = {identity: spelled.get(name, name) for identity, name in optimizer.names.items()}
     how = (
         "The optimizer's groups hold the names of their parameters"
         if optimizer.named_by == "param_names"
@@ -140,7 +140,7 @@ def _as_said(optimizer: OptimizerState, ids: Sequence[str], held: Mapping[str, S
     return names, Naming(f"{how}{f'; {missing} have none' if missing else ''}.", "exact")
 
 
-def _aligned(names: Iterable[str], held: Collection[str]) -> dict[str, str]:
+def aligned(names: Iterable[str], held: Collection[str]) -> dict[str, str]:
     """Each name as the files with weights spell it: with or without the parts of wrappers, where that is unique."""
     spelled: dict[str, set[str]] = defaultdict(set)
     for name in held:
@@ -196,8 +196,8 @@ def _deal(
     """The names of each group by one source's order; how, or why not."""
     names = source.names
     if source.kind == "config" and held:
-        aligned = _aligned((name for name, _ in names), held)
-        names = tuple((aligned[name], shape) for name, shape in names if held.get(aligned.get(name, "")) == shape)
+        spelled = aligned((name for name, _ in names), held)
+        names = tuple((spelled[name], shape) for name, shape in names if held.get(spelled.get(name, "")) == shape)
         if len(names) < len(source.names):
             return None, f"the model of {source.file} has other parameters than the files with weights"
     ways = 0

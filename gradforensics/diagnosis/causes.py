@@ -42,7 +42,7 @@ def may_cause(cause: Verdict, effect: Verdict) -> bool:
     The cause started at the earliest right after its last good logged step, so it is ruled out only where even that
     lies at or after the step at which the effect shows.
     """
-    if effect.rule.id not in cause.rule.leads_to:
+    if effect.rule.id not in cause.rule.effects(cause.variant):
         return False
     if cause.onset is None or effect.onset is None or cause.onset <= effect.onset:
         return True

@@ -77,10 +77,16 @@ class Verdict:
         )
 
     def verify(self) -> str:
-        """How to check the verdict, ready to paste; empty where this version lacks the command."""
-        if not self.rule.verifiable:
+        """How to check the verdict, ready to paste; empty where this version lacks the command, or a replay did it.
+
+        The step of a command is the onset; N stands for it where the onset is not known.
+        """
+        if not self.rule.verifiable or (self.holdings and self.holdings[0].sign.experiments):
             return ""
-        return fill(self.rule.verify, self.facts, quote_run=True) if self.outcome == "fired" else self.rule.verify
+        if self.outcome != "fired":
+            return self.rule.verify
+        facts = {**self.facts, "onset": "N" if self.onset is None else self.onset}
+        return fill(self.rule.verify.replace("--step N", "--step {onset}"), facts, quote_run=True)
 
 
 def judge(rule: Rule, evidence: Evidence) -> Verdict:
@@ -131,7 +137,9 @@ def _fired(
     def merit(holding: Holding) -> tuple[bool, int, int, int]:
         severity, strength = severity_of(holding.sign), holding.sign.strength
         grave = severity in ("S1", "S2") and strength != "suspect"
-        return (grave, STRENGTHS.index(strength), -SEVERITIES.index(severity), -(holding.onset or 0))
+        # a replay names more than a log, whose steps may be counted from 0 where the replay's are from 1
+        onset = (holding.onset or 0) - bool(holding.sign.experiments)
+        return (grave, STRENGTHS.index(strength), -SEVERITIES.index(severity), -onset)
 
     best = max(holdings, key=merit)
     strength = best.sign.strength
@@ -140,7 +148,7 @@ def _fired(
     # the onset is that of the fault the text speaks of: of its variant, and of signs no weaker than an alarm needs
     same = [h for h in holdings if merit(h)[0] == merit(best)[0] and h.sign.variant == best.sign.variant]
     onset, after = _onset(same)
-    facts: dict[str, Fact] = {**best.hits[0].facts, "run": evidence.name, "onset": onset}
+    facts: dict[str, Fact] = {**best.hits[0].facts, "run": evidence.path or evidence.name, "onset": onset}
     return Verdict(
         rule, "fired", best.sign.variant, severity_of(best.sign), strength, onset, after,
         tuple(sorted(holdings, key=merit, reverse=True)), not_excluded=open_, facts=facts,

@@ -2,13 +2,18 @@
 
 series:[eval/|test/]NAME[:points>=N][:ranks>=N]     settings:KEY     events:console|kernel     experiments:NAME
 TABLE[:rows>=N][:ranks>=N]
+
+An experiment counts only where it came to a result: one that failed or was not run acquits nobody.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 
+from gradforensics import experiment_rows
+from gradforensics.experiments import JUDGED
 from gradforensics.tables import TABLES, Evidence, Phase
 
 _CONDITION = re.compile(r"(points|ranks|rows)>=(\d+)")
@@ -87,8 +92,10 @@ def satisfied(need: Need, evidence: Evidence) -> bool:
                 return True
             return not evidence.events and not readers & _MACHINE_READERS
         case "experiments":
-            table = evidence.table("experiments")
-            return table is not None and need.name in table["experiment"].to_list()
+            return any(
+                one.result.experiment == need.name and one.result.outcome in JUDGED
+                for one in experiment_rows.results(evidence)
+            )
     table = evidence.table(need.name)
     if table is None or table.height < need.rows:
         return False
@@ -104,14 +111,16 @@ _ADVICE = {
     "loss_scale": "Log scaler.get_scale() beside every loss.",
     "console": "Keep the console output of the launch (tee train.log).",
     "kernel": "Keep dmesg (dmesg -T > dmesg.txt) of the hosts.",
-    "experiments": "Run the step again and compare; this version has no replay yet.",
     "batch": "Keep token ids, labels and attention masks of some batches.",
     "environment": "Keep the output of python -m torch.utils.collect_env.",
 }
 
 
-def advice(text: str) -> str:
-    """One line that says how to have this evidence next time; empty where the need speaks for itself."""
+def advice(text: str, run: str = "", step: int | None = None) -> str:
+    """One line that says how to have this evidence next time; empty where the need speaks for itself.
+
+    run, step: the run directory and the step that a command is to name, where they are known.
+    """
     try:
         need = parse(text)
     except ValueError:
@@ -128,8 +137,11 @@ def advice(text: str) -> str:
         return _ADVICE.get(need.name, f"Log {need.name} beside every loss.")
     if need.kind == "settings":
         return f"Keep {need.name} in a configuration file beside the logs, or pass --set {need.name}=VALUE."
-    if need.kind in ("events", "experiments"):
-        return _ADVICE["experiments" if need.kind == "experiments" else need.name]
+    if need.kind == "experiments":
+        where = f"{shlex.quote(run) if run else 'RUN'} --step {'N' if step is None else step}"
+        return f"Run gradforensics replay {where} --experiment {need.name} and pass its folder to analyze --with."
+    if need.kind == "events":
+        return _ADVICE[need.name]
     if need.name in ("checkpoints", "tensors", "moments", "travels", "groups"):
         return "Keep two checkpoints with their optimizer states."
     return _ADVICE.get(need.name, "")

@@ -20,6 +20,7 @@ from gradforensics.diagnosis import needs as needs_
 from gradforensics.diagnosis.checks import CHECKS
 from gradforensics.diagnosis.vocabulary import Check, Fact
 from gradforensics.errors import RuleError
+from gradforensics.experiments import QUESTIONS
 
 Severity: TypeAlias = Literal["S1", "S2", "S3", "S4"]
 Strength: TypeAlias = Literal["suspect", "probable", "proven"]
@@ -38,6 +39,7 @@ _TEXT_KEYS = {"title", "what", "why", "fix"}
 _SPEC = re.compile(r",?(\.\d{1,2})?[gfe%d]?")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _COMMAND = re.compile(r"\bgradforensics (\w+)")
+_EXPERIMENT = re.compile(r"--experiment (\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ class Sign:
     severity: Severity | None = None
     acquits: bool = True
 
+    @property
+    def experiments(self) -> tuple[str, ...]:
+        """The experiments of a replay that it reads."""
+        return tuple(need.name for need in self.test.needs if need.kind == "experiments")
+
 
 @dataclass(frozen=True, slots=True)
 class LookAlike:
@@ -113,6 +120,7 @@ class Rule:
     false_alarms: tuple[str, ...] = ()
     references: tuple[str, ...] = ()
     variant_severity: Mapping[str, Severity] = field(default_factory=dict)
+    variant_leads_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     signs: tuple[Sign, ...] = ()
     look_alikes: tuple[LookAlike, ...] = ()
@@ -125,8 +133,13 @@ class Rule:
 
     @property
     def verifiable(self) -> bool:
-        """Whether this version has every command that `verify` names."""
-        return bool(self.verify) and set(_COMMAND.findall(self.verify)) <= set(COMMANDS)
+        """Whether this version has every command and every experiment that `verify` names."""
+        known = set(_COMMAND.findall(self.verify)) <= set(COMMANDS)
+        return bool(self.verify) and known and set(_EXPERIMENT.findall(self.verify)) <= set(QUESTIONS)
+
+    def effects(self, variant: str | None) -> tuple[str, ...]:
+        """The rules of the cases that this one leads to, in one of its variants."""
+        return self.variant_leads_to.get(variant or "", self.leads_to)
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -222,6 +235,11 @@ class _Reader:
                 raise self.error(f"{key} {data[key]!r} must be lower case words with hyphens", key)
         severity = self.severity(data["severity"])
         texts, variant_severity = self.all_texts()
+        variant_leads_to = {
+            name: self.strings(table, "leads_to")
+            for name, table in data.get("variant", {}).items()
+            if "leads_to" in table
+        }
         parameters = self.parameters()
         used: set[str] = set()
         signs = tuple(self.sign(s, parameters, used) for s in data.get("sign", []))
@@ -247,8 +265,8 @@ class _Reader:
             id=data["id"], slug=data["slug"], family=data["family"], severity=severity, path=self.path, texts=texts,
             leads_to=self.strings(data, "leads_to"), needs=declared, verify=self.string(data, "verify"),
             false_alarms=self.strings(data, "false_alarms"), references=self.strings(data, "references"),
-            variant_severity=variant_severity, parameters=parameters, signs=signs, look_alikes=look_alikes,
-            examples=tuple(data.get("example", [])),
+            variant_severity=variant_severity, variant_leads_to=variant_leads_to, parameters=parameters, signs=signs,
+            look_alikes=look_alikes, examples=tuple(data.get("example", [])),
         )  # fmt: skip
         self.placeholders(rule)
         return rule
@@ -285,7 +303,7 @@ class _Reader:
         texts: dict[tuple[Language, str | None], Texts] = {("en", None): self.texts(own)}
         severities: dict[str, Severity] = {}
         for name, table in data.get("variant", {}).items():
-            texts["en", name] = self.texts(table, extra=frozenset({"severity"}))
+            texts["en", name] = self.texts(table, extra=frozenset({"severity", "leads_to"}))
             if "severity" in table:
                 severities[name] = self.severity(table["severity"])
         chinese = dict(data.get("zh", {}))
@@ -439,11 +457,15 @@ def load_rules(folder: Path | None = None) -> list[Rule]:
             raise RuleError(rule.path, f"the id {rule.id} is taken by {known[rule.id].path}")
         known[rule.id] = rule
     for rule in rules:
-        for effect in rule.leads_to:
+        for effect in _all_effects(rule):
             if effect not in known:
                 raise RuleError(rule.path, f"leads_to names {effect}, which does not exist")
     _refuse_cycles(known)
     return rules
+
+
+def _all_effects(rule: Rule) -> tuple[str, ...]:
+    return (*rule.leads_to, *(effect for effects in rule.variant_leads_to.values() for effect in effects))
 
 
 def _refuse_cycles(known: Mapping[str, Rule]) -> None:
@@ -453,7 +475,7 @@ def _refuse_cycles(known: Mapping[str, Rule]) -> None:
         if name in path:
             raise RuleError(known[name].path, f"leads_to runs in a circle: {' -> '.join((*path, name))}")
         if name not in done:
-            for effect in known[name].leads_to:
+            for effect in _all_effects(known[name]):
                 walk(effect, (*path, name))
             done.add(name)
 

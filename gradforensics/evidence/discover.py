@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
+from gradforensics import capsule, experiments
 from gradforensics.checkpoints.discover import may_be_part
 from gradforensics.errors import UsageError
 from gradforensics.evidence.files import File
@@ -32,6 +33,7 @@ SKIPPED_FOLDERS = frozenset(
     }
 )
 _ENVIRONMENT = "pyvenv.cfg"  # lies at the top of every virtual environment
+_OURS = (experiments.HEADER, capsule.HEADER)  # lie in what this tool wrote: replay directories and capsules
 _NO_EVIDENCE = re.compile(
     r"\.(?:py|pyc|pyi|ipynb|sh|bash|c|cc|cpp|cu|cuh|h|hpp|js|ts|css|html?|png|jpe?g|gif|svg|webp|bmp|pdf|mp[34]|wav|flac|avi|mov|"
     r"so|o|a|dll|exe|whl|model|spm|lock|gitignore|gitattributes|tiff?|md|rst|tex|bib)$"
@@ -64,10 +66,17 @@ class Root:
     links: dict[str, str] = field(default_factory=dict)
 
 
-def discover(paths: Sequence[Path], columns: Mapping[str, str], *, labelled: bool = False) -> list[Root]:
+def discover(
+    paths: Sequence[Path],
+    columns: Mapping[str, str],
+    *,
+    labelled: bool = False,
+    ours: Callable[[Path], str | None] | None = None,
+) -> list[Root]:
     """Everything that could be evidence, per input. Files named one by one count as one input per directory.
 
-    labelled: whether the only input has a label too, the name of its directory.
+    labelled: whether the only input has a label too, the name of its directory. ours: asked of a folder that may
+    be a replay directory or a capsule; answers with the remark on one, which is left out, and None for any other.
     """
     folders: list[Path] = []
     named: dict[Path, dict[Path, str]] = {}
@@ -96,7 +105,7 @@ def discover(paths: Sequence[Path], columns: Mapping[str, str], *, labelled: boo
                 for f, name in named[root.path].items()
             ]
         else:
-            root.files = list(_Walk(root, columns).files())
+            root.files = list(_Walk(root, columns, ours).files())
     return roots
 
 
@@ -128,9 +137,10 @@ def unread_kind(base: str) -> str | None:
 class _Walk:
     """One pass over a directory: what it finds goes into the root, never below a symbolic link."""
 
-    def __init__(self, root: Root, columns: Mapping[str, str]) -> None:
+    def __init__(self, root: Root, columns: Mapping[str, str], ours: Callable[[Path], str | None] | None) -> None:
         self.root = root
         self.columns = columns
+        self.ours = ours
         self.remarks: dict[str, list[str]] = {}
 
     def files(self) -> Iterator[File]:
@@ -141,6 +151,13 @@ class _Walk:
             entries = self.entries(folder, name)
             if any(entry.name == _ENVIRONMENT for entry in entries) and folder != str(self.root.path):
                 continue
+            header = next((entry.name for entry in entries if entry.name in _OURS), None)
+            if self.ours and header:
+                remark = self.ours(Path(folder))
+                if remark:
+                    self.root.notices.append(Notice(name + header, None, remark))
+                if remark is not None:
+                    continue
             below: list[tuple[str, str]] = []
             for entry in entries:
                 shown = name + printable(entry.name)

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from gradforensics.errors import NoEvidenceError
-from gradforensics.evidence import checkpoints, grouping, joining, names, run_names
+from gradforensics.evidence import checkpoints, grouping, joining, names, replays, run_names
 from gradforensics.evidence import settings as configuration
 from gradforensics.evidence.archives import open_archives
 from gradforensics.evidence.discover import discover
@@ -40,19 +40,23 @@ def gather(
     columns: Mapping[str, str] | None = None,
     tensors: bool = True,
     names_from_config: bool = False,
+    replayed: Sequence[Path] = (),
     progress: Progress | None = None,
 ) -> list[Evidence]:
     """The evidence of every run in `paths` (directories, archives or files), in the order of their names.
 
     settings: the user's --set, applied to every run; columns: the user's --map, raw column name -> series name,
     optionally with a phase ("eval/loss"); tensors: whether those of checkpoints are measured or only listed;
-    names_from_config: whether transformers may be asked, in a child process, what their parameters are called. Raises
-    NoEvidenceError where nothing speaks of a training and UsageError for paths that do not exist.
+    names_from_config: whether transformers may be asked, in a child process, what their parameters are called;
+    replayed: replay directories of steps of these runs. Raises NoEvidenceError where nothing speaks of a training and
+    UsageError for paths that do not exist and for replay directories that are none or of no run here.
     """
     columns = {key.strip(): value.strip() for key, value in (columns or {}).items()}
     names.check_mapping(columns)
     given = configuration.from_user(settings or {})
-    roots = discover(paths, columns)
+    directories = replays.read(replayed)
+    roots = discover(paths, columns, ours=partial(replays.remark_on, given=replayed))
+    typed = _typed(paths)
     found: list[Evidence] = []
     looked: list[Looked] = []
     with ExitStack() as stack:
@@ -65,10 +69,12 @@ def gather(
                 with counted.reading(file):
                     part.file(file)
             part.checkpoints(progress, names_from_config=names_from_config)
-            found += _runs(part, given, tensors=tensors, progress=progress)
+            folder = typed.get(root.path, root.path)
+            found += _runs(part, given, folder, tensors=tensors, progress=progress)
     if not found:
         raise NoEvidenceError(_nothing(looked, paths))
     _distinct(found)
+    replays.attach(directories, found)
     known = {name for part in looked for piece in part.pieces for name in piece.reading.known_columns()}
     for column, series in columns.items():
         if column not in known:
@@ -109,8 +115,17 @@ class _Counted:
 # -- runs ------------------------------------------------------------------------------------------------------------
 
 
-def _runs(part: Looked, given: Sequence[Setting], *, tensors: bool, progress: Progress | None) -> list[Evidence]:
-    """The evidence of every run of one input."""
+def _typed(paths: Sequence[Path]) -> dict[Path, Path]:
+    """The folders of the inputs as the user wrote them, by their whole paths."""
+    return {path.resolve(): path for path in (p if p.is_dir() else p.parent for p in paths)} | {
+        path.resolve(): path for path in paths
+    }
+
+
+def _runs(
+    part: Looked, given: Sequence[Setting], folder: Path, *, tensors: bool, progress: Progress | None
+) -> list[Evidence]:
+    """The evidence of every run of one input; folder: what the user calls the input."""
     part.pieces = without_repeats(part.pieces)
     groups = grouping.group(part.pieces)
     stored = checkpoints.assign(part.loaded, groups)
@@ -125,6 +140,7 @@ def _runs(part: Looked, given: Sequence[Setting], *, tensors: bool, progress: Pr
     runs: list[Evidence] = []
     for one in sorted(groups, key=lambda g: g.name):
         evidence = _evidence(index, one, shares[id(one)], given, dumps.get(id(one), []))
+        evidence.path = str(folder / one.folder.relative_to(PurePosixPath(part.root.label)))
         facts = [*(evidence.environment or []), *links.get(id(one), [])]
         evidence.environment = facts or None
         if stored.get(id(one)):

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
+from gradforensics.capsule import STEP_LOG
 from gradforensics.evidence import families, folders
 from gradforensics.evidence.agreement import Curve, agreed, same_rows, tells_the_same
 from gradforensics.evidence.families import Family
@@ -188,6 +189,8 @@ def _relation(a: Piece, b: Piece) -> _Relation:
         return _Relation("same", f"rank {a.rank} beside")
     if (a.reader in _ANCHORS) != (b.reader in _ANCHORS) and _CONSOLE in (a.reader, b.reader):
         return _SAME
+    if a.stem.startswith(STEP_LOG) != b.stem.startswith(STEP_LOG):
+        return _SAME  # it counts steps and averages losses in its own way
     pair = _comparable(a, b)
     if pair is None:
         return _APART

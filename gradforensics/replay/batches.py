@@ -59,6 +59,21 @@ def cut(batch: Any, tokens: int) -> Any:
     return _mapped(batch, chosen, lambda _: None)
 
 
+def graft(batch: Any, token: int) -> Any:
+    """Of a batch of two samples the first one, with this token of the second in its place."""
+    full = length(batch)
+
+    def chosen(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.dim() or tensor.shape[0] != 2:
+            return tensor
+        first = tensor[:1].clone()
+        if tensor.dim() >= 2 and tensor.shape[1] == full:
+            first[:, token] = tensor[1:, token]
+        return first
+
+    return _mapped(batch, chosen, lambda items: items[:1] if len(items) == 2 else None)
+
+
 def _mapped(
     value: Any,
     on_tensor: Callable[[torch.Tensor], torch.Tensor],

@@ -22,11 +22,17 @@ def make_optimizer(
     Raises ReplayError where there is neither, or where names do not fit.
     """
     optimizer = program.optimizer or _built(recording, parameters)
+    moving = {
+        p for group in optimizer.param_groups if group.get("fused") or group.get("capturable") for p in group["params"]
+    }
     for name, states in recording.optimizer.items():
-        parameter = parameters.get(name)
+        parameter = parameters.get(recording.tied.get(name, name), parameters.get(name))
         if parameter is None:
             raise ReplayError(f"the optimizer state of {name} belongs to no parameter of the program's model")
-        optimizer.state[parameter] = {key: _placed(key, value, parameter) for key, value in states.items()}
+        counter_moves = parameter in moving
+        optimizer.state[parameter] = {
+            key: _placed(value, parameter, moves=key != "step" or counter_moves) for key, value in states.items()
+        }
     return optimizer
 
 
@@ -55,8 +61,8 @@ def _built(recording: Recording, parameters: Mapping[str, nn.Parameter]) -> torc
     return optimizer
 
 
-def _placed(key: str, value: Any, parameter: nn.Parameter) -> Any:
-    """A state on its parameter's device; step counters stay on the CPU, where torch.optim keeps them."""
+def _placed(value: Any, parameter: nn.Parameter, *, moves: bool) -> Any:
+    """A state, on its parameter's device; step counters stay on the CPU as in torch.optim, unless they must move."""
     if not isinstance(value, torch.Tensor):
         return value
-    return value.clone() if key == "step" else value.to(parameter.device, copy=True)
+    return value.to(parameter.device, copy=True) if moves else value.clone()

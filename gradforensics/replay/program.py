@@ -6,7 +6,6 @@ mapping with the fields of one. Model and loss are all it must give; a capsule b
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import inspect
 import sys
@@ -45,9 +44,12 @@ class Program:
     model: an nn.Module with the right shapes; its weights are overwritten where the state is known. loss: called as
     loss(model, micro_batch), returns a scalar before any division by the number of micro-batches. batches: called as
     batches(step), returns the micro-batches of an optimizer step; not needed with a capsule. optimizer: an optimizer of
-    the model's parameters; needed to roll forward where the state does not name a class of torch.optim.
-    divide: whether training divides each micro-batch's loss by their number. autocast: "bfloat16" or "float16" where
-    training runs under torch.autocast. max_grad_norm, loss_scale: of clipping and of the gradient scaler. seed: set
+    the model's parameters; needed to roll forward where the state does not name a class of torch.optim. learning_rate:
+    called as learning_rate(step), the rate of that optimizer step (or one per parameter group) on the way from a
+    checkpoint; without it the checkpoint's holds for all steps.
+    divide: whether training divides each micro-batch's loss by their number; a number where it always divides by that,
+    also in an epoch's last step, which may have fewer. autocast: "bfloat16" or "float16" where training runs under
+    torch.autocast. max_grad_norm, loss_scale: of clipping and of the gradient scaler. seed: set
     before every micro-batch (plus its number), where no random state was recorded. settings: facts for the experiments
     (pad_token_id, eos_token_id, ignore_index ...).
     """
@@ -56,28 +58,13 @@ class Program:
     loss: LossFunction
     batches: Callable[[int], Sequence[Any]] | None = None
     optimizer: torch.optim.Optimizer | None = None
-    divide: bool = True
+    learning_rate: Callable[[int], float | Sequence[float]] | None = None
+    divide: bool | int = True
     autocast: str | None = None
     max_grad_norm: float | None = None
     loss_scale: float | None = None
     seed: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-def split_name(text: str) -> tuple[Path, str]:
-    """FILE.py:FUNCTION in its two halves. Raises UsageError."""
-    file, colon, function = text.rpartition(":")
-    if not colon or not function.isidentifier() or not file.endswith(".py"):
-        raise UsageError(f"--program {text!r}: write --program FILE.py:FUNCTION")
-    return Path(file), function
-
-
-def sha256_of(file: Path) -> str:
-    """The SHA-256 of a file, as hexadecimal text. Raises UsageError where it cannot be read."""
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror or error}") from None
 
 
 def load(file: Path, function: str, request: Request) -> Program:

@@ -51,6 +51,7 @@ class Recording:
     model: parameters and buffers by name, None where the program brings its own. optimizer: states by parameter name
     and key ("exp_avg"). groups: parameter names of every optimizer group. evaluating, frozen: names of modules in
     evaluation mode and of parameters without gradient, None where not known. source: what to call it in a sentence.
+    world_size: the number of ranks that the training had; the gradients of the others are not here.
     """
 
     source: str
@@ -66,6 +67,7 @@ class Recording:
     settings: dict[str, Any] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
     device: str = ""
+    world_size: int = 1
     notices: list[str] = field(default_factory=list)
 
     @property
@@ -103,6 +105,7 @@ def from_capsule(folder: Path, header: Header | None = None) -> Recording:
         settings=dict(header.settings),
         flags=header.flags,
         device=header.device,
+        world_size=header.world_size,
         notices=list(header.notices),
     )
 

@@ -13,6 +13,8 @@ from torch import nn
 
 from gradforensics.capsule import Autocast
 from gradforensics.errors import ReplayError
+from gradforensics.replay.batches import size
+from gradforensics.replay.limits import fatal
 from gradforensics.replay.optimizers import make_optimizer
 from gradforensics.replay.program import Program
 from gradforensics.replay.recording import Micro, Recording, Step, moved
@@ -25,9 +27,9 @@ Watch = Callable[[nn.Module], AbstractContextManager[Any]]
 class Outcome:
     """What one forward and backward over the micro-batches gave.
 
-    losses: of every micro-batch, as the loss function returned it. gradients: accumulated, unscaled, before clipping;
-    None for a parameter that got none. norm: their L2 norm. clipped_norm: of what the optimizer gets. error: what the
-    program raised; then losses ends with the micro-batch before it and gradients may be partial.
+    losses: of every micro-batch, as the loss function returned it. gradients: accumulated, unscaled, before clipping,
+    dense; None for a parameter that got none. norm: their L2 norm. clipped_norm: of what the optimizer gets. error:
+    what the program raised; then losses ends with the micro-batch before it and gradients may be partial.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -54,7 +56,9 @@ class Outcome:
 class StepRunner:
     """A program in the state of a recording. Every `compute` starts from the state before the step in question.
 
-    spent: so many steps (a forward and backward over all of its micro-batches) were run so far.
+    spent: so many steps (a forward and backward over all of its samples) were run so far. After a `compute` the
+    parameters' `.grad` are what the optimizer would get: unscaled and clipped. State that a model keeps outside its
+    parameters and buffers is not brought back.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class StepRunner:
         micros: other micro-batches. precision: instead of the recorded autocast state. dtype: of the weights.
         evaluating: with every module in evaluation mode. weights: the factor of every micro-batch's loss instead of the
         recorded one; no loss scale then. watch: entered with the model around everything that runs.
+        What the program raises is in the outcome. Raises ReplayError where the program gives no scalar loss.
         """
         step = self.step
         chosen = step.micros if micros is None else micros
@@ -109,23 +114,25 @@ class StepRunner:
             self.model.eval()
         with watch(self.model) if watch is not None else nullcontext():
             found = self._run(step, chosen, precision, weights, backward=backward)
-        self.spent += len(chosen) / max(len(step.micros), 1)
+        self.spent += self._share(chosen)
         if self._on_progress is not None:
             self._on_progress(self.spent)
         return found
 
     def restore(self) -> None:
         """Bring weights, buffers and modes back to the state before the step, and drop all gradients."""
+        for module, own in self._buffers:
+            module._buffers.clear()  # noqa: SLF001  a forward may have added, dropped or replaced some
+            module._buffers.update(own)  # noqa: SLF001  likewise
         for name, tensor in self._tensors():
-            saved = self._saved[name]
-            if tensor.dtype == saved.dtype and tensor.shape == saved.shape:
-                with torch.no_grad():
-                    tensor.copy_(saved)
-            else:
-                tensor.data = saved.clone()
+            _put(tensor, self._saved[name])
         for name, module in self.model.named_modules():
-            module.training = self._training[name]
+            module.training = self._training.get(name, module.training)
         self.model.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers before the step, by name; not to be changed."""
+        return dict(self._saved)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter by name, tied ones once."""
@@ -172,7 +179,7 @@ class StepRunner:
                 raise ReplayError(
                     f"{name} is {list(value.shape)} in {self.recording.source}, {list(tensor.shape)} in the program"
                 )
-            tensor.data = value.to(self.device, copy=True)
+            _put(tensor, value)
 
     def _aliases(self) -> set[str]:
         every = {n for n, _ in self.model.named_parameters(remove_duplicate=False)}
@@ -180,7 +187,15 @@ class StepRunner:
 
     def _remember(self) -> None:
         self._saved = {name: tensor.detach().clone() for name, tensor in self._tensors()}
+        self._buffers = [(module, dict(module._buffers)) for module in self.model.modules()]  # noqa: SLF001  see restore
         self._training = {name: module.training for name, module in self.model.named_modules()}
+
+    def _share(self, chosen: Sequence[Micro]) -> float:
+        """The part of the step that these micro-batches are: by samples, else by number."""
+        whole = sum(size(micro.batch) for micro in self.step.micros)
+        if not whole:
+            return len(chosen) / max(len(self.step.micros), 1)
+        return sum(size(micro.batch) for micro in chosen) / whole
 
     def _roll_forward(self) -> None:
         """Run the steps before the one in question, with their optimizer steps."""
@@ -193,7 +208,7 @@ class StepRunner:
             if found.error is not None:
                 raise ReplayError(f"step {step.step}, on the way to step {self.step.step}: {found.error}")
             self.spent += 1
-            if not (step.scale is not None and found.failure):
+            if not _skipped(step, found):
                 for group, options in zip(optimizer.param_groups, step.options, strict=False):
                     group.update(options)
                 optimizer.step()
@@ -221,21 +236,29 @@ class StepRunner:
                     self.model.zero_grad(set_to_none=True)
                 weight = None if weights is None else weights[index]
                 self._micro(micro, index, len(micros), precision, weight, found, backward=backward)
-        except Exception as error:  # noqa: BLE001  what the user's program raises is a finding, not our failure
-            found.error = error
-        held = {name: parameter.grad for name, parameter in self.parameters().items()}
-        present = [gradient for gradient in held.values() if gradient is not None]
-        scale = None if weights is not None else step.scale
-        if scale is not None and present:
-            _unscale(present, scale)
-        found.norm = found.clipped_norm = float(total_norm(present))
-        found.gradients = {n: None if g is None else g.detach().clone() for n, g in held.items()}
-        if step.max_grad_norm and present and weights is None:
-            torch.nn.utils.clip_grad_norm_(
-                [p for p in self.parameters().values() if p.grad is not None], step.max_grad_norm
-            )
-            found.clipped_norm = float(total_norm(present))
+        except ReplayError:
+            raise
+        except Exception as error:
+            if fatal(error):  # no memory, or a device that fails every further call: a new process must go on
+                raise
+            found.error = error  # what the user's program raises is a finding, not our failure
+        self._collect(step, found, asked=weights is not None)
         return found
+
+    def _collect(self, step: Step, found: Outcome, *, asked: bool) -> None:
+        """Read the gradients, unscale and clip them; where weights were asked for, there is no scale and no clip."""
+        held = self.parameters()
+        for parameter in held.values():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.coalesce()
+        present = [_values(p.grad) for p in held.values() if p.grad is not None]
+        if step.scale is not None and present and not asked:
+            _unscale(present, step.scale)
+        found.norm = found.clipped_norm = float(total_norm(present))
+        found.gradients = {n: None if p.grad is None else _dense(p.grad) for n, p in held.items()}
+        if step.max_grad_norm and present and not asked:
+            torch.nn.utils.clip_grad_norm_([p for p in held.values() if p.grad is not None], step.max_grad_norm)
+            found.clipped_norm = float(total_norm(present))
 
     def _micro(
         self,
@@ -268,18 +291,48 @@ class StepRunner:
         if micro.backward is not None:
             return micro.backward.to(loss.device, loss.dtype).reshape(loss.shape)
         scale = self.step.scale or 1.0
-        return torch.full_like(loss, scale / count if self.program.divide else scale)
+        divisor = count if self.program.divide is True else self.program.divide or 1
+        return torch.full_like(loss, scale / divisor)
 
     def _programmed(self) -> Autocast | None:
         dtype = self.program.autocast
         return None if dtype is None else Autocast(self.device, True, dtype)
 
 
+def _put(tensor: torch.Tensor, saved: torch.Tensor) -> None:
+    """Give a parameter or buffer these contents; a parameter of the same kind keeps its memory."""
+    if isinstance(tensor, nn.Parameter) and tensor.dtype == saved.dtype and tensor.shape == saved.shape:
+        with torch.no_grad():
+            tensor.copy_(saved)
+        return
+    if tensor.grad_fn is not None:  # a forward wrote into the buffer in place: the graph of that step hangs on it
+        tensor.detach_()
+    tensor.data = saved.to(tensor.device, copy=True)
+
+
+def _skipped(step: Step, found: Outcome) -> bool:
+    """Whether the gradient scaler left this step out: as recorded, else by its rule (a gradient is not finite)."""
+    if step.skipped or step.scale is None:
+        return step.skipped
+    return any(not bool(g.isfinite().all()) for g in found.gradients.values() if g is not None)
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """The memory of a gradient; of a sparse one, its values."""
+    return gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001  shares memory, as the scaler does
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    """A dense copy."""
+    gradient = gradient.detach()
+    return gradient.to_dense() if gradient.is_sparse else gradient.clone()
+
+
 def _unscale(gradients: Sequence[torch.Tensor], scale: float) -> None:
     """Divide by the loss scale as torch.amp.GradScaler.unscale_ does, so that the bits agree."""
-    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for gradient in gradients:
-        by_device.setdefault(gradient.device, []).append(gradient)
-    for device, those in by_device.items():
+        alike.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+    for (device, _), those in alike.items():
         inverse = torch.tensor(scale, dtype=torch.float32, device=device).double().reciprocal().float()
         torch._amp_foreach_non_finite_check_and_unscale_(those, torch.zeros(1, device=device), inverse)

@@ -63,6 +63,7 @@ def _run(run: RunReport) -> dict[str, Any]:
         "environment": [asdict(fact) for fact in run.environment],
         "baselines": list(run.baselines),
         "checkpoints": None if run.checkpoints is None else [plain(asdict(row)) for row in run.checkpoints.rows],
+        "replays": [plain(asdict(replay)) for replay in run.replays],
         "calls": [asdict(call) for call in run.checkpoints.calls] if run.checkpoints else [],
     }
 
@@ -89,4 +90,6 @@ def _verdict(verdict: VerdictRow) -> dict[str, Any]:
         "not_excluded": [one.case for one in verdict.not_excluded],
         "missing": [gap.need for gap in verdict.missing],
         "testable": verdict.testable,
+        "verified": [plain(asdict(one)) for one in verdict.verified],
+        "replayed": list(verdict.replayed),
     }

@@ -15,6 +15,7 @@ from gradforensics.report.charts import Chart
 from gradforensics.report.checkpoint_pieces import CheckpointPieces
 from gradforensics.report.model import Report
 from gradforensics.report.pieces import Pieces, tag, visible
+from gradforensics.report.replay_pieces import ReplayPieces
 from gradforensics.report.words import Words, ordered_chain, shorten
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -69,6 +70,7 @@ def render(report: Report) -> str:
             w=words,
             p=pieces,
             c=CheckpointPieces(pieces),
+            r=ReplayPieces(pieces),
             draw=draw,
             ordered_chain=ordered_chain,
             title=shorten(_title(report, words), 200),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
-from gradforensics import __version__
+from gradforensics import __version__, experiment_rows
 from gradforensics.diagnosis import needs
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.diagnosis.judge import Outcome, Verdict
@@ -15,6 +15,7 @@ from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Language, LookA
 from gradforensics.diagnosis.vocabulary import Fact
 from gradforensics.report.charts import TIMELINE_POINTS, Chart, timeline, zooms
 from gradforensics.report.checkpoints import Checkpoints, checkpoints
+from gradforensics.report.replays import ReplayRow, ResultRow, replayed_steps, replays, verified_fixes
 from gradforensics.tables import Ending, Event, Evidence, Notice, SeriesFrame, Source
 from gradforensics.tables import Fact as Circumstance
 
@@ -64,6 +65,7 @@ class VerdictRow:
     """One rule's verdict with its texts in the report's language.
 
     what, fix and verify are empty unless the rule fired. testable: whether this version has a test for the rule.
+    verified: what a replay changed to make the failure go away; replayed: the steps whose replay judged signs of it.
     """
 
     rule: str
@@ -89,6 +91,8 @@ class VerdictRow:
     missing: tuple[Gap, ...]
     judged_signs: tuple[str, ...]
     testable: bool
+    verified: tuple[ResultRow, ...] = ()
+    replayed: tuple[int, ...] = ()
     charts: tuple[Chart, ...] = field(default=(), compare=False)
 
 
@@ -150,6 +154,7 @@ class RunReport:
     environment: tuple[Circumstance, ...] = ()
     baselines: tuple[str, ...] = ()
     checkpoints: Checkpoints | None = None
+    replays: tuple[ReplayRow, ...] = ()
     timeline: tuple[Chart, ...] = field(default=(), compare=False)
 
     @property
@@ -215,9 +220,18 @@ def _baselines(run: RunReport, runs: Sequence[RunReport]) -> tuple[str, ...]:
 def _run(diagnosis: Diagnosis, language: Language, points: int) -> RunReport:
     evidence = diagnosis.evidence
     titles = {v.rule.id: v.rule.text(language).title for v in diagnosis.verdicts}
-    excerpts: Excerpts = {(e.source, e.line): e.text for e in evidence.events or [] if e.line is not None}
+    told = replays(evidence)
+    excerpts: Excerpts = {
+        **{(e.source, e.line): e.text for e in evidence.events or [] if e.line is not None},
+        **{(one.source or "", one.line): one.told for replay in told for one in replay.results},
+    }
     weighed = _weighed(diagnosis)
-    rows = {v.rule.id: _verdict(v, evidence, language, titles, excerpts) for v in diagnosis.verdicts}
+    fixes = verified_fixes(diagnosis)
+    onset = None if diagnosis.primary is None else diagnosis.primary.onset
+    rows = {
+        v.rule.id: replace(_verdict(v, evidence, onset, language, titles, excerpts), verified=fixes.get(v.rule.id, ()))
+        for v in diagnosis.verdicts
+    }
     primary = None if diagnosis.primary is None else rows[diagnosis.primary.rule.id]
     attempts = {a for f in evidence.frames.values() for a in f.frame["attempt"].unique().to_list()}
     return RunReport(
@@ -236,6 +250,7 @@ def _run(diagnosis: Diagnosis, language: Language, points: int) -> RunReport:
         events=tuple(evidence.events or ()),
         environment=tuple(evidence.environment or ()),
         checkpoints=checkpoints(evidence, diagnosis.last_good_checkpoint),
+        replays=told,
         timeline=timeline(evidence, weighed, diagnosis.primary, points),
     )
 
@@ -256,6 +271,7 @@ def _weighed(diagnosis: Diagnosis) -> list[Verdict]:
 def _verdict(
     verdict: Verdict,
     evidence: Evidence,
+    step: int | None,
     language: Language,
     titles: Mapping[str, str],
     excerpts: Excerpts,
@@ -305,11 +321,18 @@ def _verdict(
         hits=hits,
         refuted_by=look_alikes(verdict.refuted_by),
         not_excluded=look_alikes(verdict.not_excluded),
-        missing=tuple(Gap(m, needs.advice(m)) for m in verdict.missing),
+        missing=tuple(Gap(m, _advice(m, evidence, step)) for m in verdict.missing),
         judged_signs=verdict.judged_signs,
         testable=bool(rule.signs),
+        replayed=replayed_steps(verdict, evidence),
         charts=zooms(evidence, verdict) if fired else (),
     )
+
+
+def _advice(need: str, evidence: Evidence, step: int | None) -> str:
+    """How to have what was missing; nothing where an experiment was run and gave no answer: the replays say why."""
+    ran = {f"experiments:{one.result.experiment}" for one in experiment_rows.results(evidence)}
+    return "" if need in ran else needs.advice(need, evidence.path, step)
 
 
 def _series(evidence: Evidence) -> tuple[SeriesRow, ...]:

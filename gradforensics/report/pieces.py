@@ -295,6 +295,7 @@ class Pieces:
             looked = (
                 [f"{self.words('judged_by')}: {', '.join(v.judged_signs).replace('_', ' ')}"] if v.judged_signs else []
             )
+            looked += [self.words("clear_at", steps=_listed(v.replayed))] if v.replayed else []
             lacked = [f"{self.words('also_missing')}: {', '.join(g.need for g in v.missing)}"] if v.missing else []
             return self._row(
                 v, anchor, tag("td", v.title, *refuted), tag("td", joined(looked + lacked, Markup("<br>")), kind="soft")
@@ -311,6 +312,9 @@ class Pieces:
                     v, anchor, tag("td", v.title), tag("td", self.words("no_test"), colspan=2), kind="soft"
                 )
             needs = joined((tag("code", g.need, kind="need") for g in v.missing), Markup("<br>"))
+            if v.replayed:
+                found = self.words("clean_at", steps=_listed(v.replayed))
+                needs = joined([p for p in (needs, soft(found)) if p], Markup("<br>"))
             advice = " ".join(dict.fromkeys(g.advice for g in v.missing if g.advice))
             return self._row(v, anchor, tag("td", v.title), tag("td", needs), tag("td", advice))
 
@@ -324,6 +328,10 @@ class Pieces:
 def cell(value: object, kind: str = "") -> Markup:
     """A numeric table cell."""
     return tag("td", value, kind=f"n {kind}".strip())
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps[:8])) + (", …" if len(steps) > 8 else "")
 
 
 def _as_written(value: Any) -> str:

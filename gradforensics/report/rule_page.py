@@ -35,7 +35,8 @@ def _lines(rule: Rule, language: Language) -> Iterator[str]:
     yield from _section("Signs", _signs(rule))
     yield from _section("Needs", _items(_needs(rule)))
     yield from _section("Look-alikes", _items(f"{a.case}: {a.tell}" for a in rule.look_alikes))
-    yield from _section("May lead to", _items(rule.leads_to))
+    effects = [f"variant {variant}: {', '.join(rules)}" for variant, rules in rule.variant_leads_to.items() if rules]
+    yield from _section("May lead to", _items([*rule.leads_to, *effects]))
     yield from _section("Can be a false alarm", _items(rule.false_alarms))
     verify = rule.verify if rule.verifiable else f"{rule.verify} (not in this version)"
     yield from _section("Verify", _items([verify] if rule.verify else []))

@@ -44,6 +44,18 @@ def targets(
     return found
 
 
+def folder(inputs: Sequence[Path], wanted: str | None, default: str) -> Path:
+    """The folder that a replay writes: the user's, else `default` in the current folder. Raises UsageError.
+
+    inputs: the run directory, inside of which it may not lie; a default that would lies beside it.
+    """
+    folders = [i.resolve() for i in inputs if i.is_dir()]
+    if wanted is None:
+        return _beside(default, folders)
+    _outside(Path(wanted), inputs, folders)
+    return Path(wanted)
+
+
 def _target(name: str, place: str, formats: Collection[str], binary: Collection[str]) -> Target:
     text = f"--output {f'{name}={place}'!r}"
     if name not in formats:

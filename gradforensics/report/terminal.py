@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gradforensics.report.model import Report, RunReport, VerdictRow
 from gradforensics.report.pen import Pen, flat
 from gradforensics.report.tensors import would_run
-from gradforensics.report.words import Words, is_command, place
+from gradforensics.report.words import Words, is_command, place, shorten
 
 _OVERVIEW = 50  # runs that the overview lists
 
@@ -58,6 +58,7 @@ def _run(pen: Pen, run: RunReport) -> None:
     if run.baselines:
         pen.row(pen.words("t_baselines"), f"{', '.join(run.baselines)} ({pen.words('baselines_why')})")
     _danger(pen, run)
+    _replays(pen, run)
     if run.primary is not None:
         if run.primary.fix:
             pen.row(pen.words("t_fix"), run.primary.fix[0])
@@ -95,6 +96,22 @@ def _danger(pen: Pen, run: RunReport) -> None:
         text = pen.words("t_would_run", call=call, source=calls[0].source)
         more = f" ({pen.words('and_more', n=len(calls) - 1)})" if len(calls) > 1 else ""
         pen.row(pen.words("t_danger"), text + more, colour="red")
+
+
+def _replays(pen: Pen, run: RunReport) -> None:
+    """What the replay of a step found, and the first fix that it verified."""
+    told = next((one for one in run.replays if one.fault), run.replays[0] if run.replays else None)
+    if told is None:
+        return
+    if told.fault:
+        text = told.fault.told
+    else:
+        clean = sum(one.outcome == "clean" for one in told.results)
+        text = pen.words("t_no_fault", clean=clean, rest=len(told.results) - clean)
+    pen.row(pen.words("t_replay"), f"{pen.words('step_n', n=told.step)}: {shorten(text, 240)}")
+    fix = next((one for replay in run.replays for one in replay.verified), None)
+    if fix:
+        pen.row(pen.words("t_verified"), shorten(f"{fix.changed}: {fix.result}", 300), colour="green")
 
 
 def _blind(pen: Pen, run: RunReport) -> None:

@@ -22,7 +22,10 @@ def test_the_27_cases_and_the_masked_nan_exist():
 
 
 def test_the_cases_of_this_version_are_tested():
-    assert [r.id for r in TESTED] == ["GF02", "GF05", "GF06", "GF07", "GF11", "GF12", "GF20", "GF35"]
+    replayed = ["GF01", "GF03", "GF04", "GF14", "GF15", "GF16"]  # by experiments alone
+    logged = ["GF02", "GF05", "GF06", "GF07", "GF11", "GF12", "GF20", "GF35"]
+    assert [r.id for r in TESTED] == sorted([*replayed, *logged])
+    assert [r.id for r in TESTED if all(s.experiments for s in r.signs)] == replayed
 
 
 @pytest.mark.parametrize("rule", TESTED, ids=lambda r: r.id)
@@ -30,8 +33,11 @@ def test_each_tested_rule_has_a_firing_example_per_variant_a_near_miss_and_a_mis
     fired = {e.get("variant") for e in rule.examples if "fires_at" in e or "fires" in e}
     assert set(rule.variants) <= fired
     assert any("fires_at" in e for e in rule.examples)
-    assert any(e.get("clear") for e in rule.examples)
-    assert any("missing" in e for e in rule.examples)
+    if any(s.acquits for s in rule.signs):
+        assert any(e.get("clear") for e in rule.examples)
+    else:  # looked, found nothing, and says nothing about the rest of the run
+        assert any(e.get("missing") == [] for e in rule.examples)
+    assert any(e.get("missing") for e in rule.examples)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.id)

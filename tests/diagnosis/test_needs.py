@@ -12,7 +12,11 @@ EVIDENCE = evidence_of(
         "events": [],
         "checkpoints": [{"path": "a"}, {"path": "b"}],
         "tensors": [{"name": "w", "rank": 0}, {"name": "w", "rank": 1}],
-        "experiments": [{"experiment": "lr"}],
+        "experiments": [
+            {"experiment": "severed", "verdict": "clean"},
+            {"experiment": "padding", "verdict": "inconclusive"},
+            {"experiment": "content", "verdict": "failed"},
+        ],
     }
 )
 
@@ -37,7 +41,9 @@ EVIDENCE = evidence_of(
         ("checkpoints:rows>=3", False),
         ("tensors:ranks>=2", True),
         ("travels", False),
-        ("experiments:lr", True),
+        ("experiments:severed", True),
+        ("experiments:padding", False),
+        ("experiments:content", False),
         ("experiments:anomaly", False),
     ],
 )
@@ -67,7 +73,7 @@ def test_every_kind_of_need_has_advice():
         "settings:max_steps",
         "events:console",
         "events:kernel",
-        "experiments:lr",
+        "experiments:severed",
         "checkpoints:rows>=2",
         "batch",
         "environment",
@@ -86,3 +92,9 @@ def test_dumps_of_collectives_are_no_console():
     assert not needs.satisfied(needs.parse("events:console"), evidence)
     evidence = evidence_of({"events": [{"kind": "collective_timeout", "text": "x"}, {"kind": "warning", "text": "y"}]})
     assert needs.satisfied(needs.parse("events:console"), evidence)
+
+
+def test_a_missing_experiment_is_advised_as_the_command_that_runs_it():
+    assert "gradforensics replay RUN --step N --experiment padding" in needs.advice("experiments:padding")
+    told = needs.advice("experiments:padding", "runs/my run", 1207)
+    assert "gradforensics replay 'runs/my run' --step 1207 --experiment padding" in told

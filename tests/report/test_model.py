@@ -107,7 +107,7 @@ def test_nothing_logged(maker: Any) -> None:
 
 
 def test_a_command_that_this_version_lacks_is_not_offered(sick: Diagnosis) -> None:
-    later = replace(sick.verdicts[0], rule=replace(sick.verdicts[0].rule, verify="gradforensics replay {run}"))
+    later = replace(sick.verdicts[0], rule=replace(sick.verdicts[0].rule, verify="gradforensics compare {run}"))
     assert later.verify() == ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradforensics.diagnosis.checks import evaluation, finiteness, learning_rate, loss, scaling
+from gradforensics.diagnosis.checks import evaluation, finiteness, learning_rate, loss, replay, scaling
 from gradforensics.diagnosis.vocabulary import Check
 
 CHECKS: dict[str, Check] = {
@@ -43,6 +43,24 @@ CHECKS: dict[str, Check] = {
         scaling.backoffs_unprovoked,
         scaling.overflow_lines,
         scaling.pure_half_precision,
+        replay.severed_in_replay,
+        replay.left_aside_in_replay,
+        replay.accumulated_gradient_differs,
+        replay.checkpointing_changes_gradient,
+        replay.graph_error_in_replay,
+        replay.first_bad_value_in_replay,
+        replay.bad_value_that_the_run_survived,
+        replay.fails_in_this_precision_only,
+        replay.failed_once_in_this_precision,
+        replay.gradient_underflows_in_replay,
+        replay.id_out_of_range_in_batch,
+        replay.padding_in_labels,
+        replay.end_of_sequence_not_in_labels,
+        replay.samples_without_labels,
+        replay.loss_is_no_mean,
+        replay.labels_wrongly_shifted,
+        replay.padding_changes_loss,
+        replay.padding_makes_nan,
         evaluation.eval_rises,
         evaluation.old_task_forgotten,
     )

@@ -1,0 +1,109 @@
+"""The section on replays as markup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from gradforensics.report.pieces import Pieces, chip, joined, soft, tag, where
+from gradforensics.report.replays import ReplayRow, ResultRow
+from gradforensics.report.words import shorten
+
+# How many rows a page shows; the JSON report has them all.
+RESULTS, NOTICES, ENVIRONMENT = 60, 40, 60
+_TEXT = 700
+_COLOURS = {"fault": "alarm", "clean": "good", "verified": "good"}
+
+
+class ReplayPieces:
+    """Builds the tables of the section from the pieces of the page."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self.pieces, self.words = pieces, pieces.words
+
+    def circumstances(self, replay: ReplayRow) -> Markup:
+        """From which state, on which device, with which code."""
+        code = [
+            joined(
+                [
+                    tag("code", shorten(f"{c.file}:{c.function}", 160)),
+                    tag("code", f"sha256 {c.sha256[:12]}…", title=c.sha256, kind="soft") if c.sha256 else "",
+                    soft(shorten(c.allowed_by, 80)),
+                ]
+            )
+            for c in replay.code
+        ]
+        facts = (
+            ("state", tag("code", shorten(replay.state, 160)) if replay.state else ""),
+            ("device", shorten(replay.device, 80)),
+            ("code_ran", joined(code, Markup("<br>")) if code else self.words("no_code")),
+            ("folder", tag("code", shorten(replay.folder, 160))),
+        )
+        cells = [tag("div", tag("dt", self.words(key)), tag("dd", value)) for key, value in facts if value]
+        return tag("dl", *cells, kind="facts")
+
+    def results(self, replay: ReplayRow) -> Markup:
+        """Question, what was changed, result, conclusion; a question that repeats is asked once."""
+        rows: list[Markup] = []
+        before = None
+        for one in replay.told[:RESULTS]:
+            rows.append(self._row(one, asks=one.experiment != before, first=before is None))
+            before = one.experiment
+        table = self.pieces.table(("question", "changed", "result", "conclusion"), rows)
+        return tag("div", table, kind="replay") + self.pieces.cut(len(replay.told), RESULTS)
+
+    def _row(self, one: ResultRow, *, asks: bool, first: bool) -> Markup:
+        asked = joined([shorten(one.question, _TEXT), soft(one.experiment)], Markup("<br>")) if asks else ""
+        outcome = chip(self.words(f"out_{one.outcome}"), _COLOURS.get(one.outcome, ""))
+        cells = (
+            asked,
+            shorten(one.changed, _TEXT),
+            shorten(one.result, _TEXT),
+            joined([outcome, shorten(one.conclusion, _TEXT)]),
+        )
+        return tag("tr", *(tag("td", cell) for cell in cells), kind="opens" if asks and not first else "")
+
+    def left_out(self, replay: ReplayRow) -> Markup:
+        """What was not run or broke off, and why."""
+        items = [
+            tag(
+                "li",
+                chip(self.words(f"out_{one.outcome}")),
+                " ",
+                tag("b", one.experiment),
+                f" {shorten(one.conclusion or one.result, _TEXT)}",
+            )
+            for one in replay.left_out[:RESULTS]
+        ]
+        return tag("ul", *items, kind="plain") + self.pieces.cut(len(replay.left_out), RESULTS)
+
+    def notices(self, replay: ReplayRow) -> Markup:
+        """What the replay itself remarks."""
+        items = [tag("li", shorten(text, 400)) for text in replay.notices[:NOTICES]]
+        return tag("ul", *items, kind="plain notices") + self.pieces.cut(len(replay.notices), NOTICES)
+
+    def environment(self, replay: ReplayRow) -> Markup:
+        """Versions and machine of the replay, which need not be those of the run."""
+        shown = list(replay.environment.items())[:ENVIRONMENT]
+        told = joined((tag("span", f"{key} ", tag("b", shorten(value, 80)), kind="fact") for key, value in shown), " ")
+        return tag("p", told, kind="soft")
+
+    def fixes(self, rows: Sequence[ResultRow]) -> Markup:
+        """The changes that a replay verified."""
+        items = [
+            tag(
+                "li",
+                joined(
+                    [
+                        chip(self.words("out_verified"), "good"),
+                        tag("b", shorten(one.changed, _TEXT)),
+                        f"{shorten(one.result, _TEXT)} ({self.words('step_n', n=one.step)})",
+                        soft(shorten(one.conclusion, _TEXT)),
+                        where(one.source, one.line),
+                    ]
+                ),
+            )
+            for one in rows[:RESULTS]
+        ]
+        return tag("ul", *items, kind="plain")

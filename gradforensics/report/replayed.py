@@ -1,0 +1,52 @@
+"""What a replay found on a terminal: question, what was changed, result, conclusion; then the next command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from gradforensics.experiments import QUESTIONS, Outcome, Replay, Result
+from gradforensics.report.pen import Pen, flat
+from gradforensics.report.words import Words
+
+_COLOURS: dict[Outcome, str] = {
+    "fault": "red", "failed": "red", "verified": "green", "clean": "green", "unverified": "yellow",
+    "inconclusive": "yellow", "not-run": "dim",
+}  # fmt: skip
+
+
+def render(replay: Replay, *, run: Path | None, folder: Path, color: bool, width: int) -> str:
+    """The summary, ending in a newline. run: the run directory, where there is one; folder: the replay directory."""
+    pen = Pen(color=color, width=width, words=Words("en"))
+    for name in QUESTIONS:
+        results = [one for one in replay.results if one.experiment == name]
+        if results:
+            _experiment(pen, name, results)
+    pen.lines.append("")
+    pen.lines.append(_tally(pen, replay))
+    if run is None:
+        pen.lines.append(flat(str(folder)))
+    else:
+        pen.lines.append(flat(f"gradforensics analyze {shlex.quote(str(run))} --with {shlex.quote(str(folder))}"))
+    return pen.text()
+
+
+def _experiment(pen: Pen, name: str, results: Sequence[Result]) -> None:
+    pen.lines.append(f"{pen.paint(name, 'bold')}  {flat(results[0].question)}")
+    for one in results:
+        if one.outcome == "not-run":
+            pen.row("not run", one.conclusion)
+            continue
+        pen.row("changed", one.changed)
+        pen.row("result", one.result)
+        said = f"{pen.words(f'out_{one.outcome}')}: {one.conclusion}"
+        pen.row("conclusion", said, colour=_COLOURS[one.outcome])
+
+
+def _tally(pen: Pen, replay: Replay) -> str:
+    """How many results of each outcome there are, the worst first."""
+    counts = {outcome: sum(one.outcome == outcome for one in replay.results) for outcome in _COLOURS}
+    listed = ", ".join(f"{count} {pen.words(f'out_{outcome}')}" for outcome, count in counts.items() if count)
+    colour = next((_COLOURS[outcome] for outcome, count in counts.items() if count), "yellow")
+    return pen.paint(f"step {replay.step}: {listed or 'no result'}", colour)
