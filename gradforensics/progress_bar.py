@@ -25,6 +25,7 @@ class Bar:
             self._bar[0].stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        """Show that `done` of `total` units of `what` are done; bytes where `what` is reading."""
         if self._bar is None:
             if not sys.stderr.isatty() or time.monotonic() - self._start < 1.0:
                 return

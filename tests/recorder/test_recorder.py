@@ -133,7 +133,7 @@ def test_one_backward_of_several_losses_is_no_clearing(tmp_path, headers):
         for _ in range(2):
             optimizer.zero_grad()
             losses = [recorder.loss(model(recorder.batch(torch.randn(4, 3))).square().mean()) for _ in range(70)]
-            sum(losses).backward()
+            torch.stack(losses).sum().backward()
             optimizer.step()
     header = headers()[2]
     assert not any(micro.cleared for micro in header.steps[0].micro_batches)
