@@ -33,8 +33,8 @@ class StepLog:
         loss = record.loss
         if loss is not None:
             row["loss"] = number_to_json(loss * len(record.micros) if self.total else loss)
-        if record.norm is not None:
-            row["grad_norm"] = number_to_json(record.norm)
+        if record.norm is not None:  # a clipped norm among others would look like a fall of the gradient
+            row["grad_norm_clipped" if record.clipped_only else "grad_norm"] = number_to_json(record.norm)
         rates = [group["lr"] for group in record.options if isinstance(group.get("lr"), (int, float))]
         if rates:
             row["lr"] = number_to_json(float(rates[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 import torch
@@ -106,3 +107,10 @@ def sharded(model: nn.Module) -> str:
         if hasattr(parameter, "ds_id"):
             return "DeepSpeed ZeRO-3"
     return ""
+
+
+def place() -> tuple[int, int]:
+    """Rank of this process and the number of ranks."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), max(int(os.environ.get("WORLD_SIZE", "1")), 1)

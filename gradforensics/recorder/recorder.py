@@ -20,7 +20,7 @@ from gradforensics.recorder.attached import Attached, after_backward, unwrapped_
 from gradforensics.recorder.forward import FirstCall
 from gradforensics.recorder.gradients import Clearing
 from gradforensics.recorder.judge import Finding, Judge, nonfinite
-from gradforensics.recorder.names import Names, sharded, unwrapped
+from gradforensics.recorder.names import Names, place, sharded, unwrapped
 from gradforensics.recorder.past import Past
 from gradforensics.recorder.readings import Reading
 from gradforensics.recorder.steps import KeptBatch, MicroRecord, StepRecord, kept, options_of
@@ -168,7 +168,7 @@ class Recorder:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, program: Callable[..., Any] | None,
         settings: Mapping[str, Any], max_grad_norm: float | None, max_bytes: int,
     ) -> None:  # fmt: skip
-        rank, world_size = _place()
+        rank, world_size = place()
         inner, self._optimizer = unwrapped(model), unwrapped_optimizer(optimizer)
         self._names = Names(inner)
         self._log = log.StepLog(folder, rank, world_size)
@@ -303,6 +303,7 @@ class Recorder:
         if self._logs(record):
             record.memory |= log.memory(self._setting.device, "/after_backward")
         numbers = {**measuring.losses(record, self._scaler), **measuring.options(record)}
+        record.clipped_only = self._clips and record.unclipped is None
         if not self._sharded:
             late, layers = self._past is not None, self._logs(record)
             numbers |= measuring.step(record, self._names, self._optimizer, always_clipped=late, layers=layers)
@@ -504,10 +505,3 @@ class Recorder:
             if held is not None:
                 with contextlib.suppress(Exception):
                     (held.disarm if part == "_forward" else held.close)()
-
-
-def _place() -> tuple[int, int]:
-    """Rank and number of ranks."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), max(int(os.environ.get("WORLD_SIZE", "1")), 1)

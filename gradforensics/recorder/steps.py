@@ -49,8 +49,9 @@ class StepRecord:
     """One optimizer step.
 
     norm: of the gradient before clipping where it could be taken there, else of what the optimizer got. clipped: of
-    what the optimizer got, None where it was not computed. layers: norms of single parameters' gradients, by name.
-    memory: bytes by name. dropped: micro-batches that were not kept. unrecordable: why a batch cannot be recorded.
+    what the optimizer got, None where it was not computed. clipped_only: there is clipping, and norm is from after it.
+    layers: norms of single parameters' gradients, by name. memory: bytes by name. dropped: micro-batches that were not
+    kept. unrecordable: why a batch cannot be recorded.
     unclipped, single: the norm before clipping and those of single parameters (`names`), until they are in `reading`,
     the numbers on their way. remarks: texts for the step's line in the log.
     """
@@ -61,6 +62,7 @@ class StepRecord:
     scale: float | None = None
     norm: float | None = None
     clipped: float | None = None
+    clipped_only: bool = False
     layers: dict[str, float] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)

@@ -51,6 +51,26 @@ def test_analyze_reads_loss_gradient_norm_rate_and_the_norm_of_every_module(chec
     assert sum(value**2 for value in modules) ** 0.5 == pytest.approx(rows[9]["grad_norm"], rel=1e-6)
 
 
+@pytest.mark.parametrize("check", ["now", "late"])
+def test_the_norm_of_a_short_group_is_not_mixed_with_norms_from_before_clipping(check, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder(model, optimizer, tmp_path, max_grad_norm=1e-3, accumulation=3, check=check) as recorder:
+        for count in (3, 1):  # the last group of an epoch is short
+            for _ in range(count):
+                x, y = recorder.batch((torch.randn(16, 8), torch.randint(4, (16,))))
+                recorder.loss(nn.functional.cross_entropy(model(x), y)).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            optimizer.step()
+            optimizer.zero_grad()
+    whole, short = [json.loads(line) for line in (tmp_path / "gradforensics-steps.jsonl").read_text().splitlines()]
+    assert whole["grad_norm"] > 0.1
+    assert "grad_norm_clipped" not in whole
+    assert short["grad_norm_clipped"] == pytest.approx(1e-3, rel=1e-3)
+    assert "grad_norm" not in short
+
+
 def test_what_is_not_finite_is_read_as_such(tmp_path):
     log = StepLog(tmp_path, 0, 1)
     for step, loss in enumerate([1.0, float("nan"), float("inf"), 2.0], 1):
