@@ -18,26 +18,33 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from gradforensics.errors import CapsuleError
 from gradforensics.experiments import number_from_json, number_to_json
+from gradforensics.own_files import CAPSULE_HEADER
 
 SCHEMA = 1
-HEADER = "capsule.json"
+HEADER = CAPSULE_HEADER
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 BATCHES = "batches.safetensors"
 GRADIENTS = "gradients.safetensors"
 CODE = "code"
-STEP_LOG = "gradforensics-steps"  # how the names of the recorder's logs begin, one line per step
 _LARGEST_HEADER = 256 << 20
+_LARGEST_STEP = 1 << 62
+_DEEPEST = 32  # objects within objects of settings and states; configurations of transformers have fewer than 10
 _NAME = re.compile(r"capsule-(\d+)(?:-rank(\d+))?")
 
 Reason: TypeAlias = Literal[
     "nonfinite_loss", "nonfinite_gradient", "spike", "exception", "skipped_steps", "request", "at_step"
 ]
 REASONS: tuple[Reason, ...] = get_args(Reason)
+T = TypeVar("T")
+_JSON = {
+    str: "text", int: "whole number", float: "number", bool: "true or false", list: "list", dict: "object",
+    type(None): "null",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +195,7 @@ def read_header(folder: Path) -> Header:
         raise CapsuleError(f"{path}: schema {schema!r}; this version reads schema {SCHEMA}")
     try:
         return _header(data)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CapsuleError(f"{path}: not as a capsule should be: {what}") from None
 
@@ -207,41 +214,116 @@ def _plain(value: Any) -> Any:
 
 
 def _header(data: Mapping[str, Any]) -> Header:
-    known = {f.name for f in fields(Header)}
-    given = {key: value for key, value in data.items() if key in known}
-    if given.get("reason") not in REASONS:
-        raise ValueError(f"reason {given.get('reason')!r} is none of {', '.join(REASONS)}")
-    given["steps"] = tuple(_step(s) for s in data["steps"])
-    if not given["steps"] or given["steps"][-1].step != data["step"]:
+    if data["reason"] not in REASONS:
+        raise ValueError(f"reason {data['reason']!r} is none of {', '.join(REASONS)}")
+    steps = tuple(_step(s) for s in _list(data, "steps"))
+    step = _whole(data, "step")
+    if not steps or steps[-1].step != step:
         raise ValueError("the last of its steps is not its step")
-    for name in ("frozen", "evaluating", "notices"):
-        given[name] = tuple(str(item) for item in data.get(name, ()))
-    given["groups"] = tuple(tuple(str(n) for n in names) for names in data.get("groups", ()))
-    program = data.get("program")
-    given["program"] = None if program is None else Program(**program)
-    if program is not None and program.get("kind") not in ("function", "huggingface"):
-        raise ValueError(f"program kind {program.get('kind')!r}")
-    return Header(**given)
+    return Header(
+        tool=_text(data, "tool"),
+        step=step,
+        reason=data["reason"],
+        text=_text(data, "text"),
+        steps=steps,
+        model=_text(data, "model"),
+        rank=_whole(data, "rank", 0),
+        world_size=_whole(data, "world_size", 1),
+        device=_text(data, "device", "cpu"),
+        tied={name: _as(str, other, f"tied {name}") for name, other in _object(data, "tied").items()},
+        frozen=_texts(data, "frozen"),
+        evaluating=_texts(data, "evaluating"),
+        optimizer=_text(data, "optimizer"),
+        groups=tuple(tuple(map(str, _as(list, names, "a group"))) for names in _list(data, "groups")),
+        scalars=_object(data, "scalars"),
+        scaler=None if data.get("scaler") is None else _object(data, "scaler"),
+        program=None if data.get("program") is None else _program(_object(data, "program")),
+        settings=_object(data, "settings"),
+        versions={name: str(version) for name, version in _object(data, "versions").items()},
+        flags=_object(data, "flags"),
+        notices=_texts(data, "notices"),
+        time=number_from_json(data.get("time")),
+    )
 
 
-def _step(data: Mapping[str, Any]) -> Step:
+def _program(data: Mapping[str, Any]) -> Program:
+    if data["kind"] not in ("function", "huggingface"):
+        raise ValueError(f"program kind {data['kind']!r}")
+    return Program(
+        data["kind"], _text(data, "file"), _text(data, "function"), _text(data, "sha256"), _object(data, "settings")
+    )
+
+
+def _step(data: Any) -> Step:
+    _as(dict, data, "a step")
     numbers = {key: number_from_json(data.get(key)) for key in ("scale", "max_grad_norm", "loss", "grad_norm")}
+    options = _list(data, "options")
     return Step(
-        step=int(data["step"]),
-        micro_batches=tuple(_micro_batch(m) for m in data["micro_batches"]),
-        options=tuple(cast("Mapping[str, Any]", dict(o)) for o in data.get("options", ())),
-        skipped=bool(data.get("skipped", False)),
+        step=_whole(data, "step"),
+        micro_batches=tuple(_micro_batch(m) for m in _as(list, data["micro_batches"], "micro_batches")),
+        options=tuple(_object({"options": one}, "options") for one in options),
+        skipped=_flag(data, "skipped", default=False),
         **numbers,
     )
 
 
-def _micro_batch(data: Mapping[str, Any]) -> MicroBatch:
+def _micro_batch(data: Any) -> MicroBatch:
+    _as(dict, data, "a micro-batch")
     autocast = data.get("autocast")
     return MicroBatch(
         batch=data["batch"],
         rng=data.get("rng"),
-        autocast=None if autocast is None else Autocast(**autocast),
-        backward=data.get("backward"),
+        autocast=None if autocast is None else _autocast(_as(dict, autocast, "autocast")),
+        backward=None if data.get("backward") is None else _text(data, "backward"),
         loss=number_from_json(data.get("loss")),
-        cleared=bool(data.get("cleared", False)),
+        cleared=_flag(data, "cleared", default=False),
     )
+
+
+def _autocast(data: Mapping[str, Any]) -> Autocast:
+    enabled = _as(bool, data["enabled"], "enabled")
+    return Autocast(_text(data, "device"), enabled, _text(data, "dtype"), _flag(data, "cache", default=True))
+
+
+# -- values of the type that they should have; ValueError names the key of another ------------------------------------
+
+
+def _as(kind: type[T], value: Any, what: str) -> T:
+    if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    raise ValueError(f"{what} is {_JSON[type(value)]}, no {_JSON[kind]}")
+
+
+def _text(data: Mapping[str, Any], key: str, default: str = "") -> str:
+    return _as(str, data.get(key, default), key)
+
+
+def _texts(data: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    return tuple(map(str, _list(data, key)))
+
+
+def _flag(data: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    return _as(bool, data.get(key, default), key)
+
+
+def _whole(data: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    number = _as(int, data[key] if default is None else data.get(key, default), key)
+    if not 0 <= number < _LARGEST_STEP:
+        raise ValueError(f"{key} is out of range")
+    return number
+
+
+def _list(data: Mapping[str, Any], key: str) -> list[Any]:
+    return _as(list, data.get(key, []), key)
+
+
+def _object(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """An object that is not nested so deeply that code which copies it could give up."""
+    found = _as(dict, data.get(key, {}), key)
+    layer: list[Any] = [found]
+    for _ in range(_DEEPEST):
+        inside = (item for one in layer for item in (one.values() if isinstance(one, dict) else one))
+        layer = [item for item in inside if isinstance(item, (dict, list))]
+        if not layer:
+            return found
+    raise ValueError(f"{key} is nested more than {_DEEPEST} deep")

@@ -438,7 +438,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("gradforensics: interrupted; no output was left half-written", err=True)
         return 130
     except GradforensicsError as error:
-        click.echo(f"gradforensics: {error}", err=True)
+        click.echo(f"gradforensics: {_harmless(str(error))}", err=True)
         return error.exit_code
     except BrokenPipeError:
         # the reader of our stdout went away (| head): no error of ours, and nothing more to say
@@ -446,6 +446,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:  # the last line of defence: exit code 3 and a plain message
         return _internal_error(error)
+
+
+def _harmless(text: str) -> str:
+    """Without control characters: a message may quote the evidence, which must not steer the terminal."""
+    from gradforensics.evidence.discover import printable
+
+    return "".join(one if one.isprintable() or one == "\n" else printable(one) for one in text)
 
 
 def _internal_error(error: Exception) -> int:

@@ -16,6 +16,8 @@ from typing import Any, Literal, TypeAlias, get_args
 SCHEMA = 1
 HEADER = "replay.json"
 RESULTS = "experiments.jsonl"
+PARTIAL = f".{HEADER}.partial"  # what becomes the header
+_ESCAPED = "backslashreplace"  # lone surrogates (names that are no UTF-8 have them) become JSON's own escapes
 
 # fault: the experiment shows a fault. clean: it was looked for and is not there. verified: a failure that is there
 # without the change is gone with it. unverified: the change did not help. inconclusive: it ran and tells neither.
@@ -23,20 +25,6 @@ RESULTS = "experiments.jsonl"
 Outcome: TypeAlias = Literal["fault", "clean", "verified", "unverified", "inconclusive", "not-run", "failed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 JUDGED: frozenset[Outcome] = frozenset({"fault", "clean", "verified", "unverified"})  # what a rule may rely on
-
-# Every experiment and its question, in the order in which they run.
-QUESTIONS: dict[str, str] = {
-    "reproduce": "Does the step come out as it was recorded, and the same each time?",
-    "anomaly": "Where is the first value made that is NaN or infinite?",
-    "precision": "In which precision does the step fail, and which module leaves the range?",
-    "batch": "Which sample and which token carry the failure, the loss or the gradient?",
-    "severed": "Which trainable parameters get no gradient, and where is the graph cut?",
-    "content": "Do the ids, labels and masks of the batch fit the model and each other?",
-    "accumulation": "Is the accumulated gradient that of the whole batch?",
-    "padding": "Do left-padded, right-padded and unpadded samples give the same loss?",
-    "checkpointing": "Does activation checkpointing change the gradient?",
-    "fix": "Is the failure gone with the other program, and there without it?",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +104,10 @@ def number_from_json(value: Any) -> float | None:
     if value is None:
         return None
     if value in ("nan", "inf", "-inf") or (isinstance(value, (int, float)) and not isinstance(value, bool)):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError("a number beyond the range of float64") from None
     raise ValueError(f"{value!r} is no number")
 
 
@@ -162,7 +153,7 @@ def _quantity(data: Mapping[str, Any]) -> Quantity:
 
 def append(folder: Path, result: Result) -> None:
     """Add one result to a replay directory; it is on disk when this returns."""
-    with (folder / RESULTS).open("a", encoding="utf-8") as file:
+    with (folder / RESULTS).open("a", encoding="utf-8", errors=_ESCAPED) as file:
         file.write(json.dumps(result_to_json(result), ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -183,6 +174,6 @@ def write_header(folder: Path, replay: Replay) -> None:
         "notices": replay.notices,
         "finished": replay.finished,
     }
-    partial = folder / f".{HEADER}.partial"
-    partial.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial = folder / PARTIAL
+    partial.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", errors=_ESCAPED)
     partial.replace(folder / HEADER)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gradforensics.experiments import QUESTIONS
+from gradforensics.questions import QUESTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "-o",
         "output",
         type=click.Path(),
-        help="The replay directory (default: gradforensics-replay-<run>-<step> here).",
+        help="The replay directory (default: gradforensics-replay-<run>-<step> here); it replaces an earlier one.",
     ),
     click.option("--force", is_flag=True, help="Write into a folder that no replay wrote."),
 )

@@ -1,6 +1,6 @@
 """Every canonical table, and the Evidence that the rest of the tool reads.
 
-Everybody imports it, and it imports nothing of the package but the leaves `notices`, `schemas`, `capsule` and
+Everybody imports it, and it imports nothing of the package but the leaves `notices`, `schemas`, `own_files` and
 `experiments`. Readers produce `SeriesFrame`, `Setting`, `Event`, `Notice` and `Source`; `Evidence` is what one run left
 behind. Values are null wherever `kind` is not "finite", because polars sorts NaN above every number and a rule such as
 "loss > 10" would fire on it with the wrong story.
@@ -13,20 +13,21 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import PurePath
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import polars as pl
 
-from gradforensics.capsule import STEP_LOG
-from gradforensics.experiments import Replay
 from gradforensics.notices import Notice as Notice  # noqa: PLC0414  offered to everybody who imports the tables
 from gradforensics.notices import Progress as Progress  # noqa: PLC0414
+from gradforensics.own_files import is_step_log
 from gradforensics.schemas import KIND as KIND  # noqa: PLC0414  likewise
 from gradforensics.schemas import KINDS as KINDS  # noqa: PLC0414
 from gradforensics.schemas import SERIES_SCHEMA as SERIES_SCHEMA  # noqa: PLC0414
 from gradforensics.schemas import TABLES as TABLES  # noqa: PLC0414
+
+if TYPE_CHECKING:
+    from gradforensics.experiments import Replay
 
 T = TypeVar("T")
 Phase: TypeAlias = Literal["train", "eval", "test"]
@@ -274,7 +275,7 @@ class Evidence:
             stored = self.frames[key]
             rows = _of_rank(stored.frame, rank)
             points = rows.height - int((rows["kind"] == "missing").sum())
-            merit = (points, PurePath(key.source).name.startswith(STEP_LOG), _digits(rows))
+            merit = (points, is_step_log(key.source), _digits(rows))
             if points and merit > best:
                 best, chosen = merit, (key, stored, rows)
         if chosen is None:

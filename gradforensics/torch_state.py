@@ -22,6 +22,7 @@ from gradforensics.capsule import Autocast
 from gradforensics.experiments import number_from_json, number_to_json
 
 _DEEPEST = 16
+_WORDS = 624  # of a state of MT19937
 
 
 class UnrecordableError(Exception):
@@ -35,6 +36,8 @@ def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], key: str, dep
     """
     if depth > _DEEPEST:
         raise UnrecordableError(f"{key}: nested more than {_DEEPEST} deep")
+    while key in tensors:  # {"a": {"b": x}, "a.b": y}
+        key += "'"
     if isinstance(value, torch.Tensor):
         tensors[key] = value
         return {"tensor": key}
@@ -58,8 +61,10 @@ def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], key: str, dep
     raise UnrecordableError(f"{key}: a {type(value).__module__}.{type(value).__qualname__} cannot be recorded")
 
 
-def decode(tree: Any, tensors: Mapping[str, torch.Tensor], device: torch.device | str = "cpu") -> Any:
+def decode(tree: Any, tensors: Mapping[str, torch.Tensor], device: torch.device | str = "cpu", depth: int = 0) -> Any:
     """The batch that a tree stands for, its tensors on `device` (copies). Raises ValueError for no tree."""
+    if depth > _DEEPEST:
+        raise ValueError(f"a batch nested more than {_DEEPEST} deep")
     match tree:
         case {"tensor": str(key)}:
             return _held(tensors, key).to(device, copy=True)
@@ -70,17 +75,22 @@ def decode(tree: Any, tensors: Mapping[str, torch.Tensor], device: torch.device 
         case {"value": value}:
             return value
         case {"dtype": str(name)}:
-            dtype = getattr(torch, name, None)
-            if not isinstance(dtype, torch.dtype):
-                raise ValueError(f"{name!r} is no dtype of torch")  # noqa: TRY004  bad content, not a wrong call
-            return dtype
+            return dtype_called(name)
         case {"dict": list(items)}:
-            return {key: decode(item, tensors, device) for key, item in items}
+            return {key: decode(item, tensors, device, depth + 1) for key, item in items}
         case {"list": list(items)}:
-            return [decode(item, tensors, device) for item in items]
+            return [decode(item, tensors, device, depth + 1) for item in items]
         case {"tuple": list(items)}:
-            return tuple(decode(item, tensors, device) for item in items)
+            return tuple(decode(item, tensors, device, depth + 1) for item in items)
     raise ValueError(f"{str(tree)[:60]!r} is no part of a batch")
+
+
+def dtype_called(name: str) -> torch.dtype:
+    """The dtype of this name ("bfloat16"). Raises ValueError."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is no dtype of torch")  # noqa: TRY004  bad content, not a wrong call
+    return dtype
 
 
 def _held(tensors: Mapping[str, torch.Tensor], key: str) -> torch.Tensor:
@@ -141,7 +151,7 @@ class RandomState:
         """As a tree that refers to tensors."""
         _, words, gauss = self.python
         inner = self.numpy["state"]
-        tensors[f"{key}.python"] = torch.tensor(words, dtype=torch.int64)
+        tensors[f"{key}.python"] = torch.tensor(words, dtype=torch.int64, device="cpu")
         tensors[f"{key}.numpy"] = torch.from_numpy(np.asarray(inner["key"]).astype(np.int64))
         tensors[f"{key}.cpu"] = self.cpu
         for index, state in enumerate(self.cuda):
@@ -158,10 +168,12 @@ class RandomState:
 
     @classmethod
     def decode(cls, tree: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> RandomState:
-        """The inverse of `encode`. Raises ValueError or KeyError."""
+        """The inverse of `encode`. Raises ValueError, KeyError, TypeError, RuntimeError or OverflowError."""
         python, numpy = tree["python"], tree["numpy"]
         gauss = python["gauss"]
-        return cls(
+        if not 0 <= int(numpy["pos"]) <= _WORDS:
+            raise ValueError("the position in NumPy's random state lies outside of it")  # NumPy does not look
+        state = cls(
             (3, tuple(_held(tensors, python["words"]).tolist()), None if gauss is None else float(gauss)),
             {
                 "bit_generator": "MT19937",
@@ -174,6 +186,9 @@ class RandomState:
             _held(tensors, tree["cpu"]),
             tuple(_held(tensors, key) for key in tree["cuda"]),
         )  # fmt: skip
+        with kept_random_state():
+            state.restore()  # one that does not fit shows here, and not as a failure of the step
+        return state
 
 
 def _numpy_state() -> Mapping[str, Any]:
@@ -208,7 +223,7 @@ def autocast(state: Autocast | None, device: str) -> Iterator[None]:
     if state is None:
         yield
         return
-    dtype = getattr(torch, state.dtype)
+    dtype = dtype_called(state.dtype)
     with torch.autocast(device, dtype=dtype, enabled=state.enabled, cache_enabled=state.cache):
         yield
 
@@ -230,7 +245,7 @@ def total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     """L2 norm over all gradients, a tensor of shape (), summed as clip_grad_norm_ of torch sums it; 0 for none."""
     held = [g.detach() for g in gradients]
     if not held:
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
     norms = [norm.to(held[0].device) for _, norm in each_norm(held)]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm

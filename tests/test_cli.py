@@ -309,7 +309,8 @@ def test_a_defect_of_one_check_does_not_cost_the_others(here, run_of, capsys, mo
 
 
 def test_a_replay_decides_and_a_wrong_folder_is_a_usage_error(here, run_of, tmp_path, capsys):
-    from gradforensics.experiments import QUESTIONS, Quantity, Replay, Result, append, write_header
+    from gradforensics.experiments import Quantity, Replay, Result, append, write_header
+    from gradforensics.questions import QUESTIONS
 
     folder = tmp_path / "replay"
     folder.mkdir()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from gradforensics import experiment_rows
 from gradforensics.diagnosis import needs as needs_
 from gradforensics.diagnosis.rules import (
     SEVERITIES,
@@ -108,7 +109,7 @@ def judge(rule: Rule, evidence: Evidence) -> Verdict:
         if answer:
             holdings.append(Holding(sign, tuple(sorted(answer, key=lambda h: (h.step is None, h.step or 0)))))
         else:
-            acquitted = acquitted or sign.acquits
+            acquitted = acquitted or (sign.acquits and _looked_clean(sign, evidence))
     refuted: list[LookAlike] = []
     open_: list[LookAlike] = []
     for look_alike in rule.look_alikes:
@@ -154,6 +155,12 @@ def _fired(
         tuple(sorted(holdings, key=merit, reverse=True)), not_excluded=open_, facts=facts,
         **rest,  # type: ignore[arg-type]  # names of fields
     )  # fmt: skip
+
+
+def _looked_clean(sign: Sign, evidence: Evidence) -> bool:
+    """Whether every experiment that the sign reads looked and found nothing, neither its fault nor another one."""
+    outcomes = [{one.result.outcome for one in experiment_rows.results(evidence, name)} for name in sign.experiments]
+    return all("clean" in found and "fault" not in found for found in outcomes)
 
 
 def _ask(test: Test, evidence: Evidence) -> Answer:

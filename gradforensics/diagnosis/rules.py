@@ -20,7 +20,7 @@ from gradforensics.diagnosis import needs as needs_
 from gradforensics.diagnosis.checks import CHECKS
 from gradforensics.diagnosis.vocabulary import Check, Fact
 from gradforensics.errors import RuleError
-from gradforensics.experiments import QUESTIONS
+from gradforensics.questions import QUESTIONS
 
 Severity: TypeAlias = Literal["S1", "S2", "S3", "S4"]
 Strength: TypeAlias = Literal["suspect", "probable", "proven"]

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from gradforensics import capsule, experiments
+from gradforensics import experiments
 from gradforensics.checkpoints.discover import may_be_part
 from gradforensics.errors import UsageError
 from gradforensics.evidence.files import File
 from gradforensics.notices import Notice
+from gradforensics.own_files import CAPSULE_HEADER
 
 SKIPPED_FOLDERS = frozenset(
     {
@@ -33,7 +34,7 @@ SKIPPED_FOLDERS = frozenset(
     }
 )
 _ENVIRONMENT = "pyvenv.cfg"  # lies at the top of every virtual environment
-_OURS = (experiments.HEADER, capsule.HEADER)  # lie in what this tool wrote: replay directories and capsules
+_OURS = (experiments.HEADER, CAPSULE_HEADER)  # lie in what this tool wrote: replay directories and capsules
 _NO_EVIDENCE = re.compile(
     r"\.(?:py|pyc|pyi|ipynb|sh|bash|c|cc|cpp|cu|cuh|h|hpp|js|ts|css|html?|png|jpe?g|gif|svg|webp|bmp|pdf|mp[34]|wav|flac|avi|mov|"
     r"so|o|a|dll|exe|whl|model|spm|lock|gitignore|gitattributes|tiff?|md|rst|tex|bib)$"

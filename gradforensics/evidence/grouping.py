@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from gradforensics.capsule import STEP_LOG
 from gradforensics.evidence import families, folders
 from gradforensics.evidence.agreement import Curve, agreed, same_rows, tells_the_same
 from gradforensics.evidence.families import Family
@@ -20,6 +19,7 @@ from gradforensics.evidence.mlflow import stores
 from gradforensics.evidence.pieces import TENSORBOARD, Group, Piece, Places
 from gradforensics.evidence.readings import Trail
 from gradforensics.evidence.screening import Screen
+from gradforensics.own_files import is_step_log
 from gradforensics.tables import Phase
 
 _ANCHORS = frozenset({"hf-trainer-state", "llamafactory-log", "json-results"})
@@ -189,7 +189,7 @@ def _relation(a: Piece, b: Piece) -> _Relation:
         return _Relation("same", f"rank {a.rank} beside")
     if (a.reader in _ANCHORS) != (b.reader in _ANCHORS) and _CONSOLE in (a.reader, b.reader):
         return _SAME
-    if a.stem.startswith(STEP_LOG) != b.stem.startswith(STEP_LOG):
+    if is_step_log(a.stem) != is_step_log(b.stem):
         return _SAME  # it counts steps and averages losses in its own way
     pair = _comparable(a, b)
     if pair is None:

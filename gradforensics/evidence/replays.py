@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gradforensics import capsule
 from gradforensics.errors import UsageError
 from gradforensics.evidence.discover import printable
-from gradforensics.evidence.files import File
+from gradforensics.evidence.files import LINE_LIMIT, File
 from gradforensics.experiment_rows import TABLE, Located, frame
 from gradforensics.experiments import HEADER, RESULTS, SCHEMA, Code, Quantity, Replay, Result, result_from_json
 from gradforensics.tables import Evidence, Notice, Replayed, Source
@@ -25,6 +24,7 @@ _READER = "replay"
 _LARGEST_HEADER, _LARGEST_RESULTS = 16 << 20, 64 << 20
 _RESULTS, _QUANTITIES, _LISTED = 5000, 500, 1000
 _TEXT, _NAME = 4000, 500
+_WANTED = "--with wants the folder that gradforensics replay wrote"
 
 
 @dataclass
@@ -47,6 +47,8 @@ def remark_on(folder: Path, given: Sequence[Path]) -> str | None:
 
     given: the folders of --with, on which there is nothing to say.
     """
+    from gradforensics import capsule  # noqa: PLC0415  few runs have one
+
     if capsule.find(folder) == [folder]:
         return "a capsule: not read as a checkpoint; gradforensics replay runs its step again"
     try:
@@ -137,19 +139,25 @@ def _read(folder: Path) -> Directory:
 
 def _header(folder: Path) -> dict[str, Any]:
     """The content of replay.json where it is one of ours. Raises UsageError."""
-    path = folder / HEADER
-    no = f"{folder}: no replay directory"
+    path, name = folder / HEADER, printable(str(folder))
+    no = f"{name}: no replay directory"
     if not folder.exists():
-        raise UsageError(f"{folder}: no such directory")
+        raise UsageError(f"{name}: no such directory")
+    if not folder.is_dir():
+        raise UsageError(f"{no} but a file; {_WANTED}")
+    from gradforensics import capsule  # noqa: PLC0415  few runs have one
+
+    if capsule.find(folder) == [folder]:
+        raise UsageError(f"{no} but a capsule: gradforensics replay runs its step; {_WANTED}")
     if not path.is_file():
-        raise UsageError(f"{no} ({HEADER} is not there)")
+        raise UsageError(f"{no} ({HEADER} is not there); {_WANTED}")
     try:
         file = File(path, HEADER, path.stat().st_size)
         if file.size > _LARGEST_HEADER:
             raise UsageError(f"{no} ({HEADER} is larger than any replay's)")
         found = json.loads(file.text())
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from None
+        raise UsageError(f"{name}/{HEADER}: {error.strerror or error}") from None
     except (ValueError, RecursionError):
         raise UsageError(f"{no} ({HEADER} is no JSON)") from None
     data: dict[str, Any] = found if isinstance(found, dict) else {}
@@ -157,7 +165,8 @@ def _header(folder: Path) -> dict[str, Any]:
     if not isinstance(tool, str) or not tool.startswith(_TOOL):
         raise UsageError(f"{no} ({HEADER} was not written by {_TOOL})")
     if data.get("schema") != SCHEMA:
-        raise UsageError(f"{folder}: a replay directory of schema {data.get('schema')!r}; this version reads {SCHEMA}")
+        schema = clean(repr(data.get("schema")), 80)
+        raise UsageError(f"{name}: a replay directory of schema {schema}; this version reads {SCHEMA}")
     if not _is_step(data.get("step")):
         raise UsageError(f"{no} ({HEADER} names no step)")
     return data
@@ -176,8 +185,18 @@ def _replay(data: Mapping[str, Any], remark: Any) -> Replay:
     def text(key: str) -> str:
         return clean(field(key, str, value=""), _NAME)
 
+    def listed(key: str) -> list[Any]:
+        given: list[Any] = field(key, list, value=[])
+        if len(given) > _LISTED:
+            remark(f"{key}: the first {_LISTED} of {len(given)} are read")
+        return given[:_LISTED]
+
     environment = field("environment", dict, value={})
-    codes = field("code", list, value=[])
+    if len(environment) > _LISTED:
+        remark(f"environment: the first {_LISTED} of {len(environment)} are read")
+    codes = listed("code")
+    if not all(isinstance(c, dict) for c in codes):
+        remark("code is not as a replay writes it: in part left out")
     parts = ("file", "function", "sha256", "allowed_by")
     return Replay(
         tool=text("tool"),
@@ -185,13 +204,11 @@ def _replay(data: Mapping[str, Any], remark: Any) -> Replay:
         step=data["step"],
         device=text("device"),
         state=text("state"),
-        code=[
-            Code(**{p: clean(str(c.get(p, "")), _NAME) for p in parts}) for c in codes[:_LISTED] if isinstance(c, dict)
-        ],
+        code=[Code(**{p: clean(str(c.get(p, "")), _NAME) for p in parts}) for c in codes if isinstance(c, dict)],
         environment={
             clean(str(key), _NAME): clean(str(value), _NAME) for key, value in list(environment.items())[:_LISTED]
         },
-        notices=[clean(str(n), _TEXT) for n in field("notices", list, value=[])[:_LISTED]],
+        notices=[clean(str(n), _TEXT) for n in listed("notices")],
         finished=field("finished", bool, value=False),
     )
 
@@ -209,10 +226,16 @@ def _results(path: Path, name: str, notices: list[Notice]) -> Iterator[tuple[int
             break
         last = number
         try:
-            result = _bounded(result_from_json(json.loads(text)))
+            whole = result_from_json(json.loads(text))
+            result = _bounded(whole)
         except (ValueError, RecursionError, OverflowError) as error:
-            wrong.append((number, "no complete JSON" if isinstance(error, json.JSONDecodeError) else str(error)))
+            why = "no complete JSON" if isinstance(error, json.JSONDecodeError) else str(error)
+            wrong.append((number, f"longer than {LINE_LIMIT >> 10} KiB" if len(text) > LINE_LIMIT else why))
             continue
+        if len(whole.quantities) > _QUANTITIES:
+            notices.append(
+                Notice(name, number, f"{len(whole.quantities)} quantities: the first {_QUANTITIES} are read")
+            )
         count += 1
         yield number, result
     if file.size > _LARGEST_RESULTS:

@@ -1,4 +1,4 @@
-"""The autocast state in which the model really runs: taken inside its forward, where frameworks turn it on."""
+"""The moment at which the model really runs: inside its forward, where frameworks turn autocast on."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from gradforensics.capsule import Autocast
 from gradforensics.recorder.names import is_compiled
-from gradforensics.torch_state import autocast_state
 
 
 class FirstCall:
-    """Reports the autocast state when the first module without children is called.
+    """Calls report() when the first module without children is called.
 
     Its hooks are there only from `arm` to that call: in between a module with a hook would run other code in evaluation
-    (the fast path of nn.TransformerEncoderLayer). A compiled model is hooked at its root, outside of what is compiled.
+    (the fast path of nn.TransformerEncoderLayer). A compiled model is hooked at its root, outside of what is compiled,
+    and so is nn.DataParallel, whose threads share the hooks of the modules inside.
     """
 
-    def __init__(self, model: nn.Module, outer: nn.Module, report: Callable[[Autocast], None]) -> None:
-        self._report, self._device = report, "cpu"
-        if is_compiled(outer):
+    def __init__(self, model: nn.Module, outer: nn.Module, report: Callable[[], None]) -> None:
+        self._report = report
+        if is_compiled(outer) or isinstance(outer, nn.DataParallel):
             self._candidates = [outer]
         else:
             leaves = [m for m in model.modules() if not any(True for _ in m.children())]
@@ -31,10 +30,13 @@ class FirstCall:
         self._known: nn.Module | None = None
         self._handles: list[RemovableHandle] = []
 
-    def arm(self, device: str) -> None:
-        """Wait for the next call: of the module that was first before, else of any. device: of autocast ("cuda")."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A model that is copied or pickled while its hooks wait takes them along; there they do nothing."""
+        return _idle, ()
+
+    def arm(self) -> None:
+        """Wait for the next call: of the module that was first before, else of any."""
         self.disarm()
-        self._device = device
         waiting = self._candidates if self._known is None else [self._known]
         self._handles = [module.register_forward_pre_hook(self._called) for module in waiting]
 
@@ -45,7 +47,15 @@ class FirstCall:
         self._handles = []
 
     def _called(self, module: nn.Module, _inputs: Any) -> None:
+        if torch.compiler.is_compiling():  # a function of the user's is traced: nothing of us may get into its graph
+            return
         if self._handles:
             self.disarm()
             self._known = module
-            self._report(autocast_state(self._device))
+            self._report()
+
+
+def _idle() -> FirstCall:
+    found = FirstCall.__new__(FirstCall)
+    found._handles = []  # noqa: SLF001  its own module
+    return found

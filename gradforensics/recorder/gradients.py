@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from gradforensics.recorder.names import Names
@@ -31,12 +33,24 @@ def norms(names: Names) -> tuple[list[str], torch.Tensor, torch.Tensor]:
     """Names of parameters, float32 (n,) norms of their gradients, and the L2 norm over all as `total_norm` adds it."""
     gradients = present(names)
     if not gradients:
-        return [], torch.zeros(0), torch.zeros(())
+        return [], torch.zeros(0, device="cpu"), torch.zeros((), device="cpu")
     listed = list(gradients)
     measured = each_norm(list(gradients.values()))
-    device = gradients[listed[0]].device
-    single = torch.stack([norm.to(device, non_blocking=True) for _, norm in measured])
+    single = torch.stack(together([norm for _, norm in measured]))
     return [listed[place] for place, _ in measured], single, torch.linalg.vector_norm(single)
+
+
+def together(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors on one device, a CUDA device where there is one: nobody may read on the host what is on its way there."""
+    device = next((tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device)
+    return [tensor.to(device, non_blocking=True) for tensor in tensors]
+
+
+def not_finite(names: Names) -> str:
+    """In how many parameters the gradient is not finite, and one of them; "" for none. Waits for the device."""
+    held = present(names)
+    bad = [name for name, gradient in held.items() if not bool(gradient.isfinite().all())]
+    return f"not finite in {len(bad)} of {len(held)} parameters, such as {bad[0]}" if bad else ""
 
 
 class Clearing:
@@ -73,5 +87,5 @@ class Clearing:
         ]  # fmt: skip
         if len(changed) < len(self._marks):
             return False
-        zero = torch.stack([gradient.count_nonzero() for gradient in changed]).sum() == 0
+        zero = torch.stack(together([gradient.count_nonzero() for gradient in changed])).sum() == 0
         return zero if zero.is_cuda else bool(zero)

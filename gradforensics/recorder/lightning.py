@@ -10,18 +10,19 @@ The batch is what training_step is given, after the transfer to the device. The 
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 
+from gradforensics.recorder.attached import Wrapped
 from gradforensics.recorder.recorder import Recorder
 
 _LOG = logging.getLogger("gradforensics.recorder")
@@ -42,7 +43,7 @@ class RecorderCallback(Callback):
         **options: Any,
     ) -> None:
         self._folder, self._program, self._settings, self._options = folder, program, settings, options
-        self._module: Any = None
+        self._wrapped: Wrapped | None = None
         self.recorder: Recorder | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -64,8 +65,7 @@ class RecorderCallback(Callback):
             first_step=trainer.global_step + 1,
             **self._options,
         )
-        pl_module.training_step = _recorded(pl_module.training_step, self.recorder)
-        self._module = pl_module
+        self._wrapped = Wrapped(pl_module, "training_step", partial(_recorded, self.recorder))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002  Lightning's signature
         """Take everything off."""
@@ -78,25 +78,21 @@ class RecorderCallback(Callback):
         self._close()
 
     def _close(self) -> None:
-        if self._module is not None:
-            del self._module.training_step  # the method of the class comes to light again
-            self._module = None
+        if self._wrapped is not None:
+            self._wrapped.restore()
+            self._wrapped = None
         if self.recorder is not None:
             self.recorder.close()
             self.recorder = None
 
 
-def _recorded(step: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    @functools.wraps(step)
-    def training_step(*args: Any, **kwargs: Any) -> Any:
-        recorder.batch(args[0] if args else next(iter(kwargs.values()), None))
-        output = step(*args, **kwargs)
-        loss = output.get("loss") if isinstance(output, Mapping) else output
-        if isinstance(loss, torch.Tensor):
-            recorder.loss(loss)
-        return output
-
-    return training_step
+def _recorded(recorder: Recorder, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    recorder.batch(args[0] if args else next(iter(kwargs.values()), None))
+    output = step(*args, **kwargs)
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if isinstance(loss, torch.Tensor):
+        recorder.loss(loss)
+    return output
 
 
 def training_loss(module: nn.Module, batch: Any) -> torch.Tensor:

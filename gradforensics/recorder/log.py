@@ -9,8 +9,8 @@ from typing import Any, TextIO
 
 import torch
 
-from gradforensics.capsule import STEP_LOG
 from gradforensics.experiments import number_to_json
+from gradforensics.own_files import STEP_LOG
 from gradforensics.recorder.steps import StepRecord
 
 
@@ -39,7 +39,7 @@ class StepLog:
         if rates:
             row["lr"] = number_to_json(float(rates[0]))
         if scaled:
-            row |= {"loss_scale": record.scale, "skipped_steps": self._skipped}
+            row |= {"loss_scale": number_to_json(record.scale), "skipped_steps": self._skipped}
         row |= {f"grad_norm/{name}": number_to_json(norm) for name, norm in by_module(record.layers).items()}
         row |= record.memory
         row |= record.remarks

@@ -61,3 +61,14 @@ def step(
         found["layers"] = record.single
     record.single = record.unclipped = None
     return found
+
+
+def leave_out_idle(record: StepRecord) -> None:
+    """Leave out micro-batches without a backward where others have one: they are not part of the step's gradient.
+
+    Such are an evaluation, a first forward of two that share a loss, and a batch that the loop skips.
+    """
+    ran = [micro for micro in record.micros if micro.backward is not None]
+    if ran:
+        record.idle += len(record.micros) - len(ran)
+        record.micros[:] = ran

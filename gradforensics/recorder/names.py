@@ -18,13 +18,15 @@ class Names:
     """Parameters and buffers of an unwrapped model.
 
     parameters: by name, tied ones under their first name. tied: the other names, to the first. buffers: name to the
-    module that holds the buffer and its key there, since a forward may put a new tensor into its place.
+    module that holds the buffer and its key there, since a forward may put a new tensor into its place. modules: by
+    name; the model itself is "".
     """
 
     model: nn.Module
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
     buffers: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
+    modules: dict[str, nn.Module] = field(default_factory=dict)
     _by_id: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -41,16 +43,21 @@ class Names:
             else:
                 self.tied[name] = first
         seen: dict[int, str] = {}
-        for prefix, module in self.model.named_modules():
+        self.modules = {plain(prefix): module for prefix, module in self.model.named_modules()}
+        for prefix, module in self.modules.items():
             for key, buffer in module._buffers.items():  # noqa: SLF001  named_buffers does not say which module holds it
                 if buffer is None:
                     continue
-                name = plain(f"{prefix}.{key}" if prefix else key)
+                name = f"{prefix}.{key}" if prefix else key
                 first = seen.setdefault(id(buffer), name)
                 if first == name:
                     self.buffers[name] = (module, key)
                 else:
                     self.tied[name] = first
+
+    def changes(self) -> int:
+        """How often the parameters were changed in place, as autograd counts it."""
+        return sum(p._version for p in self.parameters.values())  # noqa: SLF001  the counter
 
     def of(self, parameter: torch.Tensor) -> str | None:
         """The name of a parameter, None for one that the model does not have."""
@@ -63,7 +70,7 @@ class Names:
 
     def evaluating(self) -> list[str]:
         """Names of the modules in evaluation mode; the model itself is ""."""
-        return [plain(name) for name, module in self.model.named_modules() if not module.training]
+        return [name for name, module in self.modules.items() if not module.training]
 
     def frozen(self) -> list[str]:
         """Names of the parameters that do not require a gradient."""
@@ -72,9 +79,10 @@ class Names:
 
 def plain(name: str) -> str:
     """A name without the parts that wrappers put into it."""
+    name += "."  # the module that a wrapper holds ends with the part
     for part in _WRAPPERS:
         name = name.replace(part, "")
-    return name
+    return name[:-1]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

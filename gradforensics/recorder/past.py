@@ -53,9 +53,29 @@ class Past:
             first = self._waiting[0]
             if not wait and not (first.reading is None or first.reading.ready(later=len(self._waiting) > 1)):
                 return
+            first.settle()  # raises where the device has failed: then it goes on waiting
             self._waiting.popleft()
-            first.settle()
             yield first
+
+    def rescue(self, step: int, current: StepRecord | None) -> tuple[State, list[StepRecord]] | None:
+        """After the device has failed: a state and the steps as in `chain`, as far as the host has them."""
+        found = self.chain(step, current, settled=True)
+        for record in found[1] if found is not None else ():
+            record.forget_the_device()
+        return found
+
+    def survived(self) -> list[StepRecord]:
+        """After the device has failed: the steps whose numbers had arrived, in order; the others stay."""
+        found = []
+        while self._waiting and (self._waiting[0].reading is None or self._waiting[0].reading.survived()):
+            found.append(self._waiting.popleft())
+            found[-1].settle()
+        return found
+
+    @property
+    def oldest(self) -> StepRecord | None:
+        """The first step whose numbers have not arrived."""
+        return self._waiting[0] if self._waiting else None
 
     def chain(
         self, step: int, current: StepRecord | None = None, *, settled: bool = False

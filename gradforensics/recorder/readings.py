@@ -25,8 +25,8 @@ class Reading:
                 tensors[name].detach().reshape(-1).to(device, torch.float64, non_blocking=True)
                 for name, _ in self._names
             ]
-            packed = torch.cat(parts)
-            self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            packed = torch.cat([*parts, parts[0].new_ones(1)])  # the last one tells that all are there
+            self._host = torch.zeros(packed.shape, dtype=packed.dtype, device="cpu", pin_memory=True)
             self._host.copy_(packed, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
             self._event.record(torch.cuda.current_stream(device))
@@ -35,10 +35,17 @@ class Reading:
         """Whether the values have arrived; asks, does not wait. later: what to say where nothing was on its way."""
         return later if self._event is None else bool(self._event.query())  # type: ignore[no-untyped-call]  # likewise
 
+    def survived(self) -> bool:
+        """Whether the values had arrived when the device failed, which can no longer be asked: they are then here."""
+        if self._host is not None and self._host[-1] == 1.0:
+            self._event = None
+        return self._event is None
+
     def values(self) -> dict[str, list[float]]:
         """The values by name; waits for them where they have not arrived."""
-        if self._host is not None and self._event is not None:
-            self._event.synchronize()
+        if self._host is not None:
+            if self._event is not None:
+                self._event.synchronize()
             numbers = self._host.tolist()
             for name, count in self._names:
                 self._here[name] = numbers[:count]

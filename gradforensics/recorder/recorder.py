@@ -16,7 +16,8 @@ from torch import nn
 
 from gradforensics.capsule import Autocast
 from gradforensics.recorder import gradients, log, measuring, sources, state
-from gradforensics.recorder.attached import Attached, after_backward, unwrapped_optimizer
+from gradforensics.recorder.attached import Attached, after_backward, unwrapped_optimizer, with_closure
+from gradforensics.recorder.capsules import Capsules
 from gradforensics.recorder.forward import FirstCall
 from gradforensics.recorder.gradients import Clearing
 from gradforensics.recorder.judge import Finding, Judge, nonfinite
@@ -24,8 +25,8 @@ from gradforensics.recorder.names import Names, place, sharded, unwrapped
 from gradforensics.recorder.past import Past
 from gradforensics.recorder.readings import Reading
 from gradforensics.recorder.steps import KeptBatch, MicroRecord, StepRecord, kept, options_of
-from gradforensics.recorder.writing import NotWrittenError, Setting, save_checkpoint, write
-from gradforensics.torch_state import RandomState, UnrecordableError, total_norm
+from gradforensics.recorder.writing import Setting
+from gradforensics.torch_state import RandomState, UnrecordableError, autocast_state, total_norm
 
 _LOG = logging.getLogger("gradforensics.recorder")
 _Batch = TypeVar("_Batch")
@@ -92,12 +93,14 @@ class Recorder:
         self._open: StepRecord | None = None
         self._current: MicroRecord | None = None
         self._requests: list[str] = []
-        self._stepping = False
-        self._remembered: BaseException | None = None
+        self._stepping = self._within_closure = False
+        self._raised_before = 0  # the id: the exception itself would keep the tensors of all its frames
+        self._process = os.getpid()
         self._told: set[str] = set()
-        self._written = 0
+        self._held = 0  # parameters of the optimizer, when the model was read
+        self._changes: int | None = None  # of the weights, counted after the step before
         self._step, self._at_steps, self._pairs = first_step, frozenset(at_steps), sorted(pair_at)
-        self._scaler, self._accumulation, self._every, self._most = scaler, accumulation, log_every, max_capsules
+        self._scaler, self._accumulation, self._every = scaler, accumulation, log_every
         self._clips = bool(max_grad_norm)
         self._judge, self._clearing, self._buffers = Judge(), Clearing(), state.Buffers()
         self._attached = Attached()
@@ -106,6 +109,7 @@ class Recorder:
         self._autocast: Autocast | None = None
         self._started = False
         self._run(self._set_up, model, optimizer, Path(folder), program, settings or {}, max_grad_norm, max_bytes)
+        self._run(self._attach, model, max_capsules)
 
     # -- what a training calls ----------------------------------------------------------------------------------------
 
@@ -149,8 +153,8 @@ class Recorder:
 
         The with-statement and the interpreter's excepthook call this. Only an Exception counts, not KeyboardInterrupt.
         """
-        if isinstance(error, Exception) and error is not self._remembered:
-            self._remembered = error
+        if isinstance(error, Exception) and id(error) != self._raised_before:
+            self._raised_before = id(error)
             self._run(self._raised, error)
 
     @property
@@ -172,7 +176,6 @@ class Recorder:
         inner, self._optimizer = unwrapped(model), unwrapped_optimizer(optimizer)
         self._names = Names(inner)
         self._log = log.StepLog(folder, rank, world_size)
-        self._folder, self._rank = folder, rank
         found = sources.of_program(program, inner, settings)
         facts = {**sources.facts(inner), "gradient_accumulation_steps": self._accumulation, **settings}
         self._setting = Setting(
@@ -188,7 +191,10 @@ class Recorder:
                 f"the parameters are sharded ({self._sharded}): no capsules, no checkpoint pairs, no gradient norms; "
                 "loss, learning rate and memory are logged"
             )
-        self._forward = FirstCall(inner, model, self._saw_autocast)
+
+    def _attach(self, model: nn.Module, most: int) -> None:
+        self._capsules = Capsules(self._setting, most, self._sharded)
+        self._forward = FirstCall(self._names.model, model, partial(self._run, self._saw_autocast))
         self._attached.optimizer(
             self._optimizer,
             lambda *given: self._run(self._before_optimizer, *given),
@@ -209,11 +215,14 @@ class Recorder:
     def _begin_step(self) -> StepRecord:
         if not self._started:
             self._start()
-        if self._step % self._every == 0:
+        moved = self._changes is not None and self._changes != self._names.changes()
+        held = sum(len(group["params"]) for group in self._optimizer.param_groups)
+        if self._step % self._every == 0 or held != self._held:
             self._names.refresh()
+            self._held = held
         self._buffers.start(self._names)
         self._clearing.start()
-        self._open = StepRecord(self._step)
+        self._open = StepRecord(self._step, changes=self._names.changes(), moved=moved)
         if self._past is not None and not self._sharded:
             self._past.before(self._step, self._now)
             if self._past.refused:
@@ -224,11 +233,20 @@ class Recorder:
         return self._open
 
     def _begin_micro(self, batch: Any) -> None:
+        if self._stepping:
+            if self._within_closure:
+                return
+            self._open, self._stepping = None, False  # the optimizer raised, and the loop goes on
         self._look_back()
         if self._open is not None:
             self._look_at_the_skipped(self._open)
         record = self._open or self._begin_step()
-        if len(record.micros) >= max(4 * self._accumulation, 64):  # a loop that never steps must not fill the memory
+        most = max(4 * self._accumulation, 64)
+        if len(record.micros) >= most:  # a loop that never steps must not fill the memory
+            self._tell(
+                f"more than {most} micro-batches since the last step of the optimizer that the recorder was given: of "
+                "these only the last are kept"
+            )
             del record.micros[0]
             record.dropped += 1
         held = KeptBatch({}, {})
@@ -238,23 +256,29 @@ class Recorder:
             except UnrecordableError as error:
                 record.unrecordable = str(error)
                 self._tell(f"no capsules: {error}")
-        self._forward.arm(self._setting.device.type)
+        self._forward.arm()
         self._current = MicroRecord(held, RandomState.capture(), self._autocast)
         record.micros.append(self._current)
 
-    def _saw_autocast(self, found: Autocast) -> None:
-        self._autocast = found
+    def _saw_autocast(self) -> None:
+        self._autocast = autocast_state(self._setting.device.type)
         if self._current is not None:
-            self._current.autocast = found
+            self._current.autocast = self._autocast
 
     def _take_loss(self, loss: torch.Tensor) -> None:
         self._forward.disarm()
+        if self._stepping:  # a closure that the optimizer calls again
+            return
         record, micro = self._open, self._current
         if record is None or micro is None or loss.numel() != 1:
             self._tell(
                 "loss() needs a scalar, and batch() before it" if loss.numel() != 1 else "loss() without batch()"
             )
             return
+        if record.modes is None and loss.requires_grad:
+            record.modes = self._names.evaluating(), self._names.frozen()
+        if micro.loss is not None:
+            self._tell("loss() was called twice after one batch(): the last loss counts, and a replay has only that")
         micro.loss = loss.detach().clone() if loss.is_cuda else float(loss.detach())
         if loss.requires_grad:
             hook = partial(self._run, self._begin_backward, record, micro)
@@ -279,26 +303,28 @@ class Recorder:
 
     def _before_optimizer(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A closure computes the gradients within the step: then they are complete when it returns."""
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None:
+        replaced = with_closure(args, kwargs, self._evaluate)
+        if replaced is None:
             self._complete()
-            return None
+        return replaced
 
-        def watched() -> Any:
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Called by the optimizer, perhaps several times: what its closure computes first is the step."""
+        self._within_closure = True
+        try:
             result = closure()
-            if not self._stepping:  # LBFGS calls it again
-                self._run(self._complete)
-            return result
-
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": watched}
-        return (args[0], watched, *args[2:]), kwargs
+        finally:
+            self._within_closure = False
+        if not self._stepping:
+            self._run(self._complete)
+        return result
 
     def _complete(self, skipped: bool = False) -> None:
         """The gradients are as the optimizer gets them: measure, judge, and write what is asked for."""
         record = self._open or self._begin_step()
         self._stepping = True
         record.skipped = skipped
+        measuring.leave_out_idle(record)
         record.options = options_of(self._optimizer)
         if self._logs(record):
             record.memory |= log.memory(self._setting.device, "/after_backward")
@@ -323,7 +349,7 @@ class Recorder:
             record.settle()
             self._write_now(record, finding, with_gradients=True)
         if self._pairs and record.step >= self._pairs[0] and not skipped:
-            self._save_pair(record, before=True)
+            self._capsules.save_pair(record, self._buffers.copies())
 
     def _after_scaler(self) -> None:
         if self._open is not None and not self._stepping:
@@ -335,13 +361,14 @@ class Recorder:
         if record is None:
             return
         if self._pairs and record.step >= self._pairs[0] and not record.skipped:
-            self._save_pair(record, before=False)
+            self._capsules.save_pair(record, None)
             self._pairs = [step for step in self._pairs if step > record.step]
         if self._logs(record):
             record.memory |= log.memory(self._setting.device, "")
         self._open = self._current = None
         self._stepping = False
         self._step += 1
+        self._changes = self._names.changes()
         if self._past is None:
             self._log.write(record, scaled=self._scaled)
         else:
@@ -363,11 +390,8 @@ class Recorder:
         losses = [loss for loss in record.losses if loss is not None]
         finding = self._judge.look(losses, record.norm, skipped=record.skipped, scaled=self._scaled)
         if finding is not None and finding.reason == "nonfinite_gradient" and self._past is None:
-            held = gradients.present(self._names)
-            bad = [name for name, gradient in held.items() if not bool(gradient.isfinite().all())]
-            if bad:
-                text = f"{finding.text}; not finite in {len(bad)} of {len(held)} parameters, such as {bad[0]}"
-                return Finding(finding.reason, text)
+            where = gradients.not_finite(self._names)
+            return Finding(finding.reason, f"{finding.text}; {where}") if where else finding
         return finding
 
     def _look_back(self, *, wait: bool = False) -> None:
@@ -379,9 +403,9 @@ class Recorder:
             if finding is not None:
                 chain = self._past.chain(record.step)
                 if chain is None:
-                    self._not_written(record, finding, "no state before it was kept")
+                    self._capsules.refused(record, finding, "no state before it was kept")
                 else:
-                    self._write(record, finding, chain[1], chain[0], None)
+                    self._capsules.write(record, finding, chain[1], chain[0], None)
             self._log.write(record, scaled=self._scaled)
 
     def _look_at_the_skipped(self, record: StepRecord) -> None:
@@ -391,8 +415,9 @@ class Recorder:
             return
         finding = nonfinite([last.loss])
         if finding is not None:
-            record.options = options_of(self._optimizer)
-            self._write_now(record, finding)
+            if not self._capsules.has(record.step):  # a loop may leave out many
+                record.options = options_of(self._optimizer)
+                self._write_now(record, finding)
             record.micros.pop()
 
     def _finish(self) -> None:
@@ -412,84 +437,65 @@ class Recorder:
                 held = {name: gradient / factor for name, gradient in held.items()}
             if record.clipped is None:
                 record.clipped = float(total_norm(gradients.present(self._names).values()))
-        self._write(record, finding, [record], self._now(), held)
-
-    def _write(
-        self, record: StepRecord, finding: Finding, steps: list[StepRecord], start: state.State,
-        held: Mapping[str, torch.Tensor] | None,
-    ) -> None:  # fmt: skip
-        asked = finding.reason in ("request", "at_step")
-        left = (
-            self._most - self._written - (finding.reason == "spike" and self._most > 1)
-        )  # one is for worse than a spike
-        why = next((step.unrecordable for step in steps if step.unrecordable), "")
-        if self._sharded or why or not all(step.micros for step in steps):
-            self._not_written(record, finding, why or self._sharded or "recorder.batch() was not called")
-        elif not asked and left <= 0:
-            self._not_written(record, finding, f"max_capsules is {self._most}")
-        else:
-            try:
-                path = write(self._setting, finding, steps, start, held)
-            except (NotWrittenError, OSError) as error:
-                self._not_written(record, finding, str(error))
-                return
-            self._written += not asked
-            record.remarks["capsule"] = path.name
-            level = logging.INFO if asked else logging.WARNING
-            _LOG.log(level, "step %d: %s: %s; recorded in %s", record.step, finding.reason, finding.text, path)
-
-    def _not_written(self, record: StepRecord, finding: Finding, why: str) -> None:
-        record.remarks["capsule_not_written"] = f"{finding.reason}: {why}"[:200]
-        _LOG.warning("step %d: %s: %s; no capsule: %s", record.step, finding.reason, finding.text, why)
+        if record.changes != self._names.changes():
+            record.notices.append("the weights were changed within the step: they are not those of its forward")
+        self._capsules.write(record, finding, [record], self._now(), held)
 
     def _raised(self, error: Exception) -> None:
-        record = self._open
-        if record is None or not record.micros:
-            return
-        with contextlib.suppress(RuntimeError):  # a device that raised cannot be read
-            self._look_back(wait=True)
         finding = Finding("exception", f"{type(error).__name__}: {str(error)[:500]}")
-        record.options = options_of(self._optimizer)
-        if self._stepping:
-            self._setting.notices.append("the exception came from within optimizer.step(): weights may have changed")
         try:
-            record.reading = Reading(measuring.losses(record, self._scaler))
-            record.settle()
-            self._write_now(record, finding)
-        except RuntimeError:
-            chain = self._past.chain(record.step, record, settled=True) if self._past is not None else None
-            if chain is None:
+            self._look_back(wait=True)
+            record = self._open
+            if record is not None and record.micros:
+                self._write_raised(record, finding)
+                self._log.write(record, scaled=self._scaled)
+        except RuntimeError as failure:  # a device that raised can often not be read any more
+            if self._past is None:
                 raise
-            for step in chain[1]:  # after a device-side assert nothing on the device can be read, what is here can
-                step.forget_the_device()
-            self._write(record, finding, chain[1], chain[0], None)
-        self._log.write(record, scaled=self._scaled)
+            for arrived in self._past.survived():
+                self._log.write(arrived, scaled=self._scaled)
+            lost = self._capsules.rescue(self._past, self._open, finding)
+            if lost is None:
+                self._tell(f"the device failed between two steps: {failure}")
+            else:
+                self._log.write(lost, scaled=self._scaled)
+            self._shut()
 
-    def _save_pair(self, record: StepRecord, *, before: bool) -> None:
-        if self._sharded or self._rank:
-            return
-        step = record.step - before
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            buffers = self._buffers.copies() if before else None
-            save_checkpoint(self._folder / f"checkpoint-{step}.pt", self._setting, buffers, step)
-        except (NotWrittenError, OSError) as error:
-            record.remarks["checkpoint_not_written"] = str(error)[:200]
-            _LOG.warning("checkpoint of step %d not written: %s", step, error)
+    def _write_raised(self, record: StepRecord, finding: Finding) -> None:
+        if not self._stepping:
+            record.options = options_of(self._optimizer)
+            record.reading = Reading(measuring.losses(record, self._scaler))
+        record.settle()
+        if self._stepping:
+            chain = self._past.chain(record.step, record) if self._past is not None else None
+            if chain is not None:
+                self._capsules.write(record, finding, chain[1], chain[0], None)
+                return
+            record.notices.append("the exception came from within optimizer.step(): weights may have changed")
+        self._write_now(record, finding)
 
     # -- never in the way ---------------------------------------------------------------------------------------------
 
     def _run(self, function: Callable[..., Any], *given: Any) -> Any:
         """Call a function of ours so that nothing of it reaches the training."""
-        if self._closed:
+        if self._closed or self._process != os.getpid():  # a forked process is not the training
+            return None
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]  # torch's own
+            self._tell("what is captured as a CUDA graph is not recorded")
             return None
         try:
             with torch.no_grad():
                 return function(*given)
         except Exception as error:  # noqa: BLE001  a fault of the recorder must not end a training
-            self._tell(f"the recorder stops: {type(error).__name__}: {error}")
-            self._shut()
+            self._stop(error)
         return None
+
+    def _stop(self, error: Exception) -> None:
+        if isinstance(error, RuntimeError) and "CUDA error" in str(error):  # seen here first; the training sees it next
+            with contextlib.suppress(Exception), torch.no_grad():
+                self._raised(error)
+        self._tell(f"the recorder stops: {type(error).__name__}: {error}")
+        self._shut()
 
     def _tell(self, text: str) -> None:
         if text not in self._told:
@@ -499,7 +505,8 @@ class Recorder:
     def _shut(self) -> None:
         self._closed = True
         self._attached.remove()
-        self._open = self._current = None
+        self._open = self._current = self._past = None
+        self._buffers, self._clearing = state.Buffers(), Clearing()  # their tensors would stay as long as the recorder
         for part in ("_forward", "_log"):
             held = getattr(self, part, None)
             if held is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,15 +89,17 @@ class Buffers:
 
     def __init__(self) -> None:
         self._copies: dict[str, torch.Tensor] = {}
-        self._seen: dict[str, tuple[int, int]] = {}
+        self._seen: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def start(self, names: Names) -> None:
         """Copy those that have, or may have, changed since they were copied."""
         held, live = [], []
         for name, buffer in names.held_buffers().items():
-            mark = (id(buffer), buffer._version)  # noqa: SLF001  the counter of changes in place
-            if self._seen.get(name) != mark:
-                self._seen[name] = mark
+            before, version = self._seen.get(name, (None, 0))
+            # an inference tensor has no counter: one that was made in an evaluation is copied in every step
+            now = -1 if buffer.is_inference() else buffer._version  # noqa: SLF001  the counter of changes in place
+            if before is None or before() is not buffer or now != version or now < 0:
+                self._seen[name] = (weakref.ref(buffer), now)
                 self._copies[name] = buffer.detach().clone()
             elif buffer.is_floating_point() and buffer.nbytes <= _MOST_STATISTIC:
                 held.append(self._copies[name])
@@ -111,11 +114,11 @@ class Buffers:
 
 @dataclass(slots=True)
 class Anchor:
-    """A state in host memory, that before `step`. event: done when the copy is."""
+    """A state in host memory, that before `step`. events: done when the copy is."""
 
     step: int = -1
     state: State | None = None
-    event: torch.cuda.Event | None = None
+    events: list[torch.cuda.Event] = field(default_factory=list)
 
 
 class Anchors:
@@ -137,20 +140,26 @@ class Anchors:
     def take(self, step: int, state: State) -> None:
         """Copy the state before `step`, in place of the older one."""
         slot = min(self._slots, key=lambda s: s.step)
-        tensors = [*state.model.values(), *state.optimizer.values()]
-        held = _room(slot.state, state)
-        devices = {tensor.device for tensor in tensors if tensor.is_cuda}
-        slot.event = None
+        tensors, old = _tensors(state), {} if slot.state is None else _tensors(slot.state)
+        held = {key: _fitting(old.get(key), tensor) for key, tensor in tensors.items()}
+        places: dict[torch.device, list[tuple[str, str]]] = {}
+        for key, tensor in tensors.items():
+            places.setdefault(tensor.device, []).append(key)
+        slot.events = []
         with torch.no_grad():
-            if len(devices) == 1:
-                slot.event = self._beside(devices.pop(), held, tensors)
-            else:
-                torch._foreach_copy_(held, tensors)
-        keys = iter(held)
+            for device, keys in places.items():
+                to, present = [held[key] for key in keys], [tensors[key] for key in keys]
+                if device.type == "cuda":
+                    slot.events.append(self._beside(device, to, present))
+                else:
+                    torch._foreach_copy_(to, present)
         slot.state = State(
-            {name: next(keys) for name in state.model}, {name: next(keys) for name in state.optimizer},
-            dict(state.scalars), state.scaler, list(state.left_out),
-        )  # fmt: skip
+            {name: held["model", name] for name in state.model},
+            {name: held["optimizer", name] for name in state.optimizer},
+            dict(state.scalars),
+            None if state.scaler is None else {k: held.get(("scaler", k), v) for k, v in state.scaler.items()},
+            list(state.left_out),
+        )
         slot.step = step
 
     def _beside(self, device: torch.device, held: list[torch.Tensor], tensors: list[torch.Tensor]) -> torch.cuda.Event:
@@ -161,8 +170,7 @@ class Anchors:
         with torch.cuda.stream(stream):
             torch._foreach_copy_(held, tensors, non_blocking=True)
             for tensor in tensors:
-                if tensor.is_cuda:
-                    tensor.record_stream(stream)
+                tensor.record_stream(stream)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # likewise
             event.record(stream)
         return event
@@ -170,25 +178,24 @@ class Anchors:
     def before_optimizer(self) -> None:
         """Let the optimizer's kernels wait until the state is copied."""
         for slot in self._slots:
-            if slot.event is not None:
+            for event in slot.events:
                 for device in self._streams:
-                    torch.cuda.current_stream(device).wait_event(slot.event)
+                    torch.cuda.current_stream(device).wait_event(event)
 
     def poll(self) -> None:
         """Ask which copies are complete."""
         for slot in self._slots:
-            if slot.event is not None and slot.event.query():  # type: ignore[no-untyped-call]  # likewise
-                slot.event = None
+            slot.events = [event for event in slot.events if not event.query()]  # type: ignore[no-untyped-call]  # likewise
 
     def reaching(self, step: int, *, settled: bool = False) -> Anchor | None:
         """The newest one from which `step` can be reached. settled: of those whose copy is known to be complete."""
         fitting = [
             slot for slot in self._slots
-            if slot.state is not None and 0 <= slot.step <= step and not (settled and slot.event is not None)
+            if slot.state is not None and 0 <= slot.step <= step and not (settled and slot.events)
         ]  # fmt: skip
         newest = max(fitting, key=lambda s: s.step, default=None)
-        if newest is not None and newest.event is not None:
-            newest.event.synchronize()
+        for event in newest.events if newest is not None else ():
+            event.synchronize()
         return newest
 
     def oldest(self) -> int:
@@ -196,21 +203,24 @@ class Anchors:
         return min((slot.step for slot in self._slots if slot.state is not None), default=0)
 
 
-def _room(old: State | None, state: State) -> list[torch.Tensor]:
-    """Host tensors for a state: those of the old one where they fit, since pinned memory is slow to get."""
-    had = {} if old is None else {**old.model, **old.optimizer}
-    return [_fitting(had.get(name), tensor) for name, tensor in _named(state)]
-
-
-def _named(state: State) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from state.model.items()
-    yield from state.optimizer.items()
+def _tensors(state: State) -> dict[tuple[str, str], torch.Tensor]:
+    """All tensors of a state."""
+    parts: dict[str, Mapping[str, Any]] = {
+        "model": state.model, "optimizer": state.optimizer, "scaler": state.scaler or {}
+    }  # fmt: skip
+    return {
+        (part, name): tensor
+        for part, held in parts.items()
+        for name, tensor in held.items()
+        if isinstance(tensor, torch.Tensor)
+    }
 
 
 def _fitting(had: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
+    """Host memory for a tensor: the one that was had where it fits, since pinned memory is slow to get."""
     if had is not None and had.shape == tensor.shape and had.dtype == tensor.dtype:
         return had
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
 
 
 def affordable(state: State) -> bool:

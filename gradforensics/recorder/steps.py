@@ -51,7 +51,10 @@ class StepRecord:
     norm: of the gradient before clipping where it could be taken there, else of what the optimizer got. clipped: of
     what the optimizer got, None where it was not computed. clipped_only: there is clipping, and norm is from after it.
     layers: norms of single parameters' gradients, by name. memory: bytes by name. dropped: micro-batches that were not
-    kept. unrecordable: why a batch cannot be recorded.
+    kept. idle: those without a backward, left out. unrecordable: why a batch cannot be recorded. modes: the modules in
+    evaluation mode and the parameters without gradient when the first loss to be learned from came out, else None.
+    changes: of the weights, counted when the step began. moved: something else than the optimizer changed them since
+    the step before. notices: what a replay of the step should know.
     unclipped, single: the norm before clipping and those of single parameters (`names`), until they are in `reading`,
     the numbers on their way. remarks: texts for the step's line in the log.
     """
@@ -68,6 +71,11 @@ class StepRecord:
     memory: dict[str, int] = field(default_factory=dict)
     skipped: bool = False
     dropped: int = 0
+    idle: int = 0
+    changes: int = 0
+    moved: bool = False
+    modes: tuple[list[str], list[str]] | None = None
+    notices: list[str] = field(default_factory=list)
     unrecordable: str = ""
     unclipped: torch.Tensor | None = None
     single: torch.Tensor | None = None
@@ -78,13 +86,14 @@ class StepRecord:
         """Take over the numbers that were read."""
         if self.reading is None:
             return
-        values, self.reading = self.reading.values(), None
+        values = self.reading.values()
+        self.reading = None
         for index, micro in enumerate(self.micros):
             if f"loss{index}" in values:
                 micro.loss = values[f"loss{index}"][0]
             if micro.backward is not None and f"backward{index}" in values:
                 shape, dtype = micro.backward.shape, micro.backward.dtype
-                micro.backward = torch.tensor(values[f"backward{index}"], dtype=dtype).reshape(shape)
+                micro.backward = torch.tensor(values[f"backward{index}"], dtype=dtype, device="cpu").reshape(shape)
         self.scale = values["scale"][0] if "scale" in values else self.scale
         self.skipped = self.skipped or values.get("found_inf", [0.0])[0] > 0
         factor = values.get("factor", [1.0])[0]
@@ -100,9 +109,12 @@ class StepRecord:
 
     def forget_the_device(self) -> None:
         """Drop what is on a device that can no longer be read."""
-        self.reading = None
+        self.reading = self.unclipped = self.single = None
+        for group in self.options:
+            group.update({k: None for k, value in group.items() if isinstance(value, torch.Tensor) and value.is_cuda})
         for micro in self.micros:
-            micro.batch.tensors = {key: tensor for key, tensor in micro.batch.tensors.items() if not tensor.is_cuda}
+            if any(tensor.is_cuda for tensor in micro.batch.tensors.values()):
+                self.unrecordable = "the batch was on the device that failed"
             micro.loss = micro.loss if isinstance(micro.loss, float) else None
             micro.cleared = micro.cleared if isinstance(micro.cleared, bool) else False
             if micro.backward is not None and micro.backward.is_cuda:
@@ -169,7 +181,7 @@ def kept(batch: Any) -> KeptBatch:
 
 def _copy(tensor: torch.Tensor, *, host: bool) -> torch.Tensor:
     if tensor.is_cuda and host:
-        held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        held = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         return held.copy_(tensor.detach(), non_blocking=True)
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 

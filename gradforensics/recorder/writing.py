@@ -62,7 +62,8 @@ def write(
     encoded = tuple(step.encoded(tensors, setting.max_grad_norm) for step in steps)
     setting.sources.take_new()
     needed = state.nbytes + _size(tensors.values()) + sum(map(len, setting.sources.files.values()))
-    room = _room(setting.folder, setting.max_bytes)
+    name = capsule.folder_name(steps[-1].step, setting.rank, setting.world_size)
+    room = _room(setting)
     if needed > room:
         raise NotWrittenError(
             f"a capsule of {needed / 1e9:.2f} GB does not fit into the {max(room, 0) / 1e9:.2f} GB left"
@@ -70,7 +71,7 @@ def write(
     if gradients is not None and _size(gradients.values()) > min(_MOST_GRADIENTS, room - needed):
         gradients = None
     header = _header(setting, finding, encoded, steps, state)
-    final = setting.folder / capsule.folder_name(header.step, setting.rank, setting.world_size)
+    final = setting.folder / name
     partial = setting.folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -99,6 +100,7 @@ def _header(
     setting: Setting, finding: Finding, encoded: tuple[capsule.Step, ...], steps: Sequence[StepRecord], state: State
 ) -> capsule.Header:
     names, optimizer = setting.names, setting.optimizer
+    evaluating, frozen = steps[-1].modes or (names.evaluating(), names.frozen())
     known = [[names.of(p) for p in group["params"]] for group in optimizer.param_groups]
     scaler = None if state.scaler is None else {key: plain_option(value) for key, value in state.scaler.items()}
     return capsule.Header(
@@ -112,8 +114,8 @@ def _header(
         world_size=setting.world_size,
         device=setting.device.type,
         tied=names.tied,
-        frozen=tuple(names.frozen()),
-        evaluating=tuple(names.evaluating()),
+        frozen=tuple(frozen),
+        evaluating=tuple(evaluating),
         optimizer=_optimizer_class(optimizer),
         groups=tuple(tuple(n for n in group if n is not None) for group in known),
         scalars=state.scalars,
@@ -142,6 +144,12 @@ def _notices(setting: Setting, steps: Sequence[StepRecord], state: State, strang
     dropped = sum(step.dropped for step in steps)
     if dropped:
         yield f"{dropped} micro-batches at the start of the step were not kept"
+    idle = sum(step.idle for step in steps)
+    if idle:
+        yield f"{idle} micro-batches without a backward are left out"
+    if any(step.moved for step in steps[1:]):
+        yield "something else than this optimizer changed the weights between the steps: the replay may differ"
+    yield from steps[-1].notices
     if all(micro.backward is None and micro.loss is not None for micro in steps[-1].micros):
         yield "no backward of the last step's losses was seen"
 
@@ -160,11 +168,12 @@ def _save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     save_file(held, path)
 
 
-def _room(folder: Path, limit: int) -> int:
-    """Bytes that may still be written: of the limit, and of the disk."""
-    folder.mkdir(parents=True, exist_ok=True)
-    used = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return min(limit - used, shutil.disk_usage(folder).free - _SPARE)
+def _room(setting: Setting) -> int:
+    """Bytes that may still be written: of the limit, which each rank has for its own capsules, and of the disk."""
+    setting.folder.mkdir(parents=True, exist_ok=True)
+    mine = "*" if setting.world_size == 1 else f"capsule-*-rank{setting.rank}"
+    used = sum(file.stat().st_size for file in setting.folder.glob(f"{mine}/**/*") if file.is_file())
+    return min(setting.max_bytes - used, shutil.disk_usage(setting.folder).free - _SPARE)
 
 
 def _size(tensors: Iterable[torch.Tensor]) -> int:
@@ -189,9 +198,8 @@ def save_checkpoint(path: Path, setting: Setting, buffers: Mapping[str, torch.Te
     model = setting.names.model.state_dict()
     model |= {name: tensor for name, tensor in (buffers or {}).items() if name in model}
     state = setting.optimizer.state_dict()
-    needed = _size(model.values()) + _size(
-        v for states in state["state"].values() for v in states.values() if isinstance(v, torch.Tensor)
-    )
+    states = (value for held in state["state"].values() for value in held.values())
+    needed = _size(v for v in (*model.values(), *states) if isinstance(v, torch.Tensor))
     room = shutil.disk_usage(path.parent).free - _SPARE
     if needed > min(room, setting.max_bytes):
         raise NotWrittenError(f"a checkpoint of {needed / 1e9:.2f} GB does not fit into {max(room, 0) / 1e9:.2f} GB")

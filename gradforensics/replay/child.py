@@ -53,6 +53,8 @@ class _Work:
     def __init__(self, job: Job, write: Callable[[bytes], None]) -> None:
         self._job, self._write = job, write
         self._ready = False
+        self._doing = "the recorded state could not be read"  # said of what goes wrong before the first experiment
+        self._steps = job.step - job.state.first  # on the way to the one in question
         self._before = 0.0  # steps spent before the experiment that runs
 
     def _tell(self, kind: str, **content: Any) -> None:
@@ -84,6 +86,8 @@ class _Work:
             folder = Path(job.state.capsule)
             recording = from_capsule(folder, read_header(folder))
             flags.restore(recording.flags)
+            self._steps = len(recording.steps) - 1
+        self._doing = "the program could not be built"
         activation_checkpoints.install()
         request = Request(
             job.step,
@@ -94,7 +98,9 @@ class _Work:
         )
         program = _program(job.program, request)
         if recording is None:
+            self._doing = "checkpoint and batches could not be read"
             recording = from_checkpoint.record(job.state, job.step, program)
+        self._doing = f"the step could not be prepared from {recording.source}"
         runner = StepRunner(recording, program, device, on_progress=self._spent)
         context = Context(
             runner,
@@ -118,10 +124,10 @@ class _Work:
         if self._ready:
             self._tell("progress", spent=steps - self._before)
         else:
-            self._tell("rolled", done=steps, total=self._job.step - self._job.state.first)
+            self._tell("rolled", done=steps, total=self._steps)
 
     def _explained(self, error: BaseException) -> str:
-        """What kept the program from being built, with the line of the user's code."""
+        """What kept the first experiment from beginning, with the line of the user's code."""
         place = self._place(error, whole=True)
         if isinstance(error, SystemExit):
             text = f"it ended the process (exit code {error.code})"
@@ -131,7 +137,7 @@ class _Work:
             text = _named(error)
         if limits.fatal(error) == "memory" and self._job.memory is not None:
             text += f" (memory limit {self._job.memory / limits.GB:.3g} GB)"
-        return f"the program could not be built: {place + ': ' if place else ''}{text}"
+        return f"{self._doing}: {place + ': ' if place else ''}{text}"
 
     def _place(self, error: BaseException, *, whole: bool = False) -> str:
         """FILE:LINE of the innermost frame of the user's code, else of the innermost that is not ours.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Callable
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gradforensics import __version__, experiments
 from gradforensics.errors import OutputError, ReplayError, UsageError
-from gradforensics.experiments import HEADER, QUESTIONS, RESULTS, Replay, Result
+from gradforensics.experiments import HEADER, PARTIAL, RESULTS, Replay, Result
 from gradforensics.notices import Progress
+from gradforensics.questions import QUESTIONS
 from gradforensics.replay import job as jobs
 from gradforensics.replay import limits, logged, parent, sources
 from gradforensics.replay.job import Job
@@ -19,7 +24,8 @@ from gradforensics.replay.parent import STDERR, STDOUT, Listener
 from gradforensics.replay.sources import Chosen, Wanted
 
 _TOOL = "gradforensics"
-_FILES = (HEADER, RESULTS, jobs.FILE, STDOUT, STDERR)
+_FILES = (HEADER, PARTIAL, RESULTS, jobs.FILE, STDOUT, STDERR)
+_LARGEST_LIMIT = 1e9  # GB: what setrlimit(2) takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +53,14 @@ class Plan:
     @property
     def default_name(self) -> str:
         """The name of the replay directory where the user gives none."""
-        return f"gradforensics-replay-{self.chosen.name}-{self.chosen.step}"
+        rank = f"-rank{self.options.wanted.rank}" if self.options.wanted.rank else ""
+        return f"gradforensics-replay-{self.chosen.name}-{self.chosen.step}{rank}"
 
     @property
     def inputs(self) -> list[Path]:
         """The folders into which nothing may be written."""
-        return list(dict.fromkeys([self.options.wanted.run, *([self.chosen.run] if self.chosen.run else [])]))
+        given = (self.options.wanted.run, self.chosen.run, self.options.wanted.checkpoint)
+        return list(dict.fromkeys(one for one in given if one is not None))
 
     def announcement(self) -> list[str]:
         """Lines that say what is about to run, the code of the user's by file, function and hash first."""
@@ -70,6 +78,11 @@ class Plan:
 
 def plan(options: Options, progress: Progress | None = None) -> Plan:
     """Find what is to be run. Raises UsageError, ReplayError, CapsuleError and NoEvidenceError."""
+    for option, value in (("--time-limit", options.time_limit), ("--budget", options.budget)):
+        if value is not None and math.isnan(value):
+            raise UsageError(f"{option}: {value:g} is no number")
+    if options.memory_limit is not None and not options.memory_limit <= _LARGEST_LIMIT:
+        raise UsageError(f"--memory-limit: {options.memory_limit:g} GB is no memory that a machine has")
     names = _experiments(options)
     chosen = sources.choose(options.wanted, progress)
     if options.memory_limit is not None:
@@ -103,18 +116,19 @@ def carry_out(
     )  # fmt: skip
     for line in [*plan.announcement(), *remarks]:
         say(line)
-    _make(folder, force=force)
     job = Job(
         parent=0, step=chosen.step, run=str(chosen.run.resolve()) if chosen.run else "", device=options.device,
         state=chosen.state, program=chosen.program, fix=chosen.fix, experiments=plan.experiments, runs=options.runs,
         budget=options.budget, logged=values, memory=plan.memory, memory_given=options.memory_limit is not None,
     )  # fmt: skip
     try:
-        experiments.write_header(folder, replay)
-        parent.run(job, folder, options.time_limit, _listener(folder, replay, say, progress))
-        replay.finished = True
-        experiments.write_header(folder, replay)
-        (folder / jobs.FILE).unlink(missing_ok=True)
+        with _alone(folder):
+            _make(folder, force=force)
+            experiments.write_header(folder, replay)
+            parent.run(job, folder, options.time_limit, _listener(folder, replay, say, progress))
+            replay.finished = True
+            experiments.write_header(folder, replay)
+            (folder / jobs.FILE).unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"{folder}: {error.strerror or error}") from error
     except ReplayError as error:
@@ -152,25 +166,44 @@ def _said(folder: Path) -> str:
 # -- the replay directory ----------------------------------------------------------------------------------------------
 
 
-def _make(folder: Path, *, force: bool) -> None:
-    """An empty replay directory; what an earlier replay wrote there is removed. Raises OutputError."""
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """The folder, which is made, for this replay alone: another one would mix its results with ours."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is no folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        if folder.exists() and not folder.is_dir():
-            raise OutputError(f"{folder} is no folder")
-        if folder.is_dir() and any(folder.iterdir()) and not force and not _ours(folder):
-            raise OutputError(
-                f"{folder} exists and was not written by a replay; choose another folder with -o or pass --force"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in _FILES:
-            (folder / name).unlink(missing_ok=True)
-        for name in (STDOUT, STDERR):
-            (folder / name).touch()
-    except OSError as error:
-        raise OutputError(f"{folder}: {error.strerror or error}") from error
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise OutputError(f"another replay is writing into {folder}; choose another folder with -o") from None
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _make(folder: Path, *, force: bool) -> None:
+    """Make a folder an empty replay directory: what an earlier replay wrote there is removed.
+
+    Raises OutputError where it holds something else, and OSError.
+    """
+    if any(folder.iterdir()) and not force and not _ours(folder):
+        raise OutputError(
+            f"{folder} exists and was not written by a replay; choose another folder with -o or pass --force"
+        )
+    for name in _FILES:
+        (folder / name).unlink(missing_ok=True)
+    for name in (STDOUT, STDERR):
+        (folder / name).touch()
 
 
 def _ours(folder: Path) -> bool:
+    if {one.name for one in folder.iterdir()} <= {PARTIAL, STDOUT, STDERR}:  # it got no further: the disk was full
+        return True
     try:
         data = json.loads((folder / HEADER).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gradforensics.experiments import QUESTIONS, Outcome, Quantity, Result
+from gradforensics.experiments import Outcome, Quantity, Result
+from gradforensics.questions import QUESTIONS
 from gradforensics.replay.program import Program
 from gradforensics.replay.step import StepRunner
 

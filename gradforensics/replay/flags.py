@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+_MOST_THREADS = 1024  # more than a machine of today computes with; a capsule from a stranger may say anything
+
 
 def restore(flags: Mapping[str, Any]) -> None:
     """Set what a capsule recorded (see gradforensics.recorder.sources.flags); what it does not say stays."""
     threads = flags.get("num_threads")
-    if isinstance(threads, int) and threads > 0:
+    if isinstance(threads, int) and 0 < threads <= _MOST_THREADS:
         torch.set_num_threads(threads)  # sums are cut by it, also where there are fewer cores
     precision = flags.get("float32_matmul_precision")
     if precision in ("highest", "high", "medium"):

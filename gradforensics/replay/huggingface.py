@@ -14,8 +14,8 @@ from torch import nn
 
 from gradforensics.checkpoints import meta_child, meta_names
 from gradforensics.errors import ReplayError, UsageError
-from gradforensics.replay.program import Program
-from gradforensics.untrusted.files import RefusedError
+from gradforensics.replay.limits import fatal
+from gradforensics.replay.program import Program, understood
 
 IGNORED = -100  # the label that transformers' losses leave out
 _ATTENTION = ("eager", "sdpa")  # of torch alone; to_dict() of a configuration does not say which one was used
@@ -34,15 +34,20 @@ def build(settings: Mapping[str, Any], class_name: str) -> Program:
     try:
         own = meta_names.own_code_only({**config, "architectures": [class_name]})
         model_class, made = meta_child.model_of(own)
-    except (RefusedError, ImportError, ValueError, KeyError) as error:
-        what = f"the configuration has no {error}" if isinstance(error, KeyError) else str(error)
-        raise ReplayError(f"{class_name} cannot be built: {what}") from None
-    attention = settings.get("attn_implementation")
-    if attention in _ATTENTION:
-        made._attn_implementation = attention  # noqa: SLF001  as from_pretrained(attn_implementation=...) sets it
+        attention = settings.get("attn_implementation")
+        if attention in _ATTENTION:
+            made._attn_implementation = attention  # noqa: SLF001  as from_pretrained(attn_implementation=...) sets it
+        model = model_class(made)
+    except Exception as error:
+        if fatal(error):
+            raise
+        what = " ".join(str(error).split())[:500]  # transformers raises its own, with several lines
+        what = f"the configuration has no {what}" if isinstance(error, KeyError) else what
+        raise ReplayError(f"{class_name} cannot be built from its configuration: {what}") from None
     options = {key: settings[key] for key in ("autocast", "max_grad_norm") if key in settings}
     facts = {key: config[key] for key in _FACTS if config.get(key) is not None}
-    return Program(model_class(made), loss_of, settings={"ignore_index": IGNORED, **facts}, **options)
+    given = {"model": model, "loss": loss_of, "settings": {"ignore_index": IGNORED, **facts}, **options}
+    return understood(given, f"the configuration of {class_name}")
 
 
 def loss_of(model: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
@@ -68,8 +73,9 @@ def read_batches(path: Path, settings: Mapping[str, Any]) -> list[dict[str, torc
             found = _from_objects(_objects(path), int(settings.get("pad_token_id") or 0))
     except OSError as error:
         raise UsageError(f"--batch {path}: {error.strerror or error}") from None
-    except (SafetensorError, ValueError, TypeError, RecursionError) as error:
-        raise UsageError(f"--batch {path}: {error}") from None
+    except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UsageError(f"--batch {path}: {what}") from None
     if not found or any("input_ids" not in batch for batch in found):
         raise UsageError(f"--batch {path}: no input_ids")
     return [_with_labels(batch) for batch in found]

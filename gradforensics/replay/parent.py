@@ -19,8 +19,9 @@ from typing import Any
 
 from gradforensics.errors import CapsuleError, ReplayError
 from gradforensics.evidence.discover import printable
-from gradforensics.experiments import QUESTIONS, Quantity, Result, result_from_json, result_to_json
+from gradforensics.experiments import Quantity, Result, result_from_json, result_to_json
 from gradforensics.notices import Progress
+from gradforensics.questions import QUESTIONS
 from gradforensics.replay import job as jobs
 from gradforensics.replay import limits
 from gradforensics.replay.job import Job
@@ -28,6 +29,7 @@ from gradforensics.replay.job import Job
 STDOUT, STDERR = "stdout.txt", "stderr.txt"
 _TICK = 0.1  # seconds between two looks at the limits
 _PATIENCE = 5.0  # seconds that a process which hangs gets to say where
+_LAST_WORDS = 1 << 20  # bytes of stderr in which a stack and the last words are looked for
 _WAKING = 300.0  # seconds for the start of an interpreter that imports torch, before anything of the user's
 _START = "import sys; sys.path.append(sys.argv[1]); from gradforensics.replay.child import main; main(*sys.argv[2:])"
 _DUMP = re.compile(r"^(?:Fatal Python error|(?:Current thread|Stack)\b.*most recent call first)", re.MULTILINE)
@@ -185,8 +187,8 @@ class _Child:
     def ending(self) -> _Ending:
         """How it ended."""
         with self._errors.open("rb") as file:
-            file.seek(self._said_before)
-            text = file.read(1 << 20).decode("utf-8", "replace")
+            file.seek(max(self._said_before, file.seek(0, os.SEEK_END) - _LAST_WORDS))
+            text = file.read(_LAST_WORDS).decode("utf-8", "replace")
         dump = _DUMP.search(text)
         return _Ending(
             self._reason, self._process.returncode, self._place(text), _tail(text[: dump.start()] if dump else text)

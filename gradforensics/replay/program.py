@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ from torch import nn
 
 from gradforensics.errors import UsageError
 
+_folders: set[Path] = set()  # of the programs that were loaded
 LossFunction: TypeAlias = Callable[[nn.Module, Any], torch.Tensor]
 
 
@@ -73,7 +75,9 @@ def load(file: Path, function: str, request: Request) -> Program:
     Raises UsageError where the file has no such function or it returns something else than a program; what the user's
     code raises is passed on as it is.
     """
-    sys.path.insert(0, str(file.parent.resolve()))
+    folder = file.parent.resolve()
+    _make_way(folder)
+    sys.path.insert(0, str(folder))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
         raise UsageError(f"{file}: no Python file")
@@ -84,6 +88,27 @@ def load(file: Path, function: str, request: Request) -> Program:
     if not callable(build):
         raise UsageError(f"{file}: has no function {function!r}")
     return understood(build(request) if inspect.signature(build).parameters else build(), f"{file}:{function}")
+
+
+def _make_way(folder: Path) -> None:
+    """Forget the modules of an earlier program that this one has too.
+
+    A program and its fix often lie in two copies of one folder: the fix must not get the other's modules.
+    """
+    names = _importable(folder)
+    for earlier in _folders - {folder}:
+        for name in names & _importable(earlier):
+            module = sys.modules.get(name)
+            places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+            if any(isinstance(place, str) and Path(place).resolve().is_relative_to(earlier) for place in places):
+                for known in [one for one in sys.modules if one == name or one.startswith(f"{name}.")]:
+                    del sys.modules[known]
+    _folders.add(folder)
+
+
+def _importable(folder: Path) -> set[str]:
+    """The names of the modules and packages that lie in a folder."""
+    return {one.stem for one in folder.glob("*.py")} | {one.name for one in folder.iterdir() if one.is_dir()}
 
 
 def understood(returned: Any, where: str) -> Program:
@@ -100,4 +125,25 @@ def understood(returned: Any, where: str) -> Program:
     model: Any = returned.model  # the user's code may have put anything there
     if not isinstance(model, nn.Module) or not callable(returned.loss):
         raise UsageError(f"{where}: model must be an nn.Module and loss a function of (model, micro_batch)")
+    for name, (right, what) in _OTHERS.items():
+        if not right(getattr(returned, name)):
+            raise UsageError(f"{where}: {name} must be {what}")
     return returned
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+# What the fields besides model and loss may hold: a wrong one would show as a failure of the step.
+_OTHERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "batches": (lambda v: v is None or callable(v), "a function of (step)"),
+    "optimizer": (lambda v: v is None or isinstance(v, torch.optim.Optimizer), "a torch.optim.Optimizer"),
+    "learning_rate": (lambda v: v is None or callable(v), "a function of (step)"),
+    "divide": (lambda v: isinstance(v, int) and v >= 0, "True, False or a number of micro-batches"),
+    "autocast": (lambda v: v in (None, "bfloat16", "float16"), "'bfloat16' or 'float16'"),
+    "max_grad_norm": (lambda v: v is None or _is_number(v), "a number"),
+    "loss_scale": (lambda v: v is None or _is_number(v), "a number"),
+    "seed": (lambda v: isinstance(v, int), "a whole number"),
+    "settings": (lambda v: isinstance(v, Mapping), "a mapping"),
+}

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from gradforensics import capsule as capsules
 from gradforensics.capsule import Autocast, Header
 from gradforensics.errors import CapsuleError
-from gradforensics.torch_state import RandomState, decode
+from gradforensics.torch_state import RandomState, decode, dtype_called
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,9 @@ def from_capsule(folder: Path, header: Header | None = None) -> Recording:
     try:
         steps = [_step(step, tensors, None) for step in header.steps[:-1]]
         steps.append(_step(header.steps[-1], tensors, gradients))
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CapsuleError(f"{folder / capsules.HEADER}: {error}") from None
+    except (ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise CapsuleError(f"{folder / capsules.HEADER}: {what}") from None
     states: dict[str, dict[str, Any]] = {}
     held = _load(folder / capsules.OPTIMIZER) if (folder / capsules.OPTIMIZER).exists() else {}
     for key, value in [*held.items(), *header.scalars.items()]:
@@ -113,7 +114,7 @@ def from_capsule(folder: Path, header: Header | None = None) -> Recording:
 def _load(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CapsuleError(f"{path}: {error}") from None
 
 
@@ -124,8 +125,8 @@ def _step(
         Micro(
             batch=decode(m.batch, tensors),
             random=None if m.rng is None else RandomState.decode(m.rng, tensors),
-            autocast=m.autocast,
-            backward=None if m.backward is None else tensors[m.backward],
+            autocast=_known(m.autocast),
+            backward=None if m.backward is None else _seed(tensors[m.backward]),
             loss=m.loss,
             cleared=m.cleared,
         )
@@ -135,6 +136,20 @@ def _step(
         step.step, micros, step.options, step.scale, step.max_grad_norm, step.loss, step.grad_norm, step.skipped,
         gradients,
     )  # fmt: skip
+
+
+def _known(state: Autocast | None) -> Autocast | None:
+    """An autocast state whose dtype there is. Raises ValueError."""
+    if state is not None:
+        dtype_called(state.dtype)
+    return state
+
+
+def _seed(tensor: torch.Tensor) -> torch.Tensor:
+    """What a backward started from. Raises ValueError where it is no gradient of a scalar."""
+    if tensor.numel() != 1 or not tensor.is_floating_point():
+        raise ValueError(f"a backward that starts from {tensor.dtype} of {list(tensor.shape)}")
+    return tensor
 
 
 def moved(value: Any, device: torch.device | str) -> Any:

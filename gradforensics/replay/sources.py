@@ -7,6 +7,7 @@ Hugging Face with its config.json and a file with the batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,20 +70,36 @@ def choose(wanted: Wanted, progress: Progress | None = None) -> Chosen:
             raise UsageError(f"{path}: no such file or directory")
     root = wanted.run.resolve()
     found = {folder: numbers for folder in capsules.find(root) if (numbers := capsules.numbers_of(folder))}
-    mine = {step: folder for folder, (step, rank) in found.items() if rank == wanted.rank}
+    mine = _by_step(wanted, root, found)
     step = wanted.step if wanted.step is not None else _only_step(wanted, mine, found)
-    alone = root in found
-    home = _home(root) if alone else root
     fix = None if wanted.fix is None else _given(wanted.fix, "--fix", {})
+    home: Path | None = root
     if step in mine and wanted.checkpoint is None:
-        chosen = _from_capsule(wanted, mine[step])
+        chosen = _from_capsule(wanted, mine[step], step)
+        home = _home(mine[step], root)
     else:
         chosen = _from_checkpoint(wanted, root, step, mine, progress)
-    chosen.run, chosen.name = home if alone else wanted.run, (home or root).name
+        home = _home(root, root) if root in found else root
+    chosen.run, chosen.name = wanted.run if home == root else home, (home or root).name
     if fix is not None:
         chosen.fix = ProgramOf(fix.kind, fix.file, fix.function, fix.sha256, chosen.program.settings)
         chosen.codes.append(Code(fix.file, fix.function, fix.sha256, "--fix"))
     return chosen
+
+
+def _by_step(wanted: Wanted, root: Path, found: Mapping[Path, tuple[int, int]]) -> dict[int, Path]:
+    """The capsules of the wanted rank. Raises UsageError where the step in question has several: of several runs."""
+    mine: dict[int, Path] = {}
+    for folder, (step, rank) in found.items():
+        if rank != wanted.rank:
+            continue
+        other = mine.setdefault(step, folder)
+        if other != folder and wanted.step in (None, step):
+            both = " and ".join(printable(str(one.relative_to(root))) for one in (other, folder))
+            raise UsageError(
+                f"{wanted.run}: two capsules of step {step}, {both}: name the run directory or the capsule"
+            )
+    return mine
 
 
 def _only_step(wanted: Wanted, mine: Mapping[int, Path], found: Mapping[Path, tuple[int, int]]) -> int:
@@ -101,9 +118,11 @@ def _listed(numbers: Any) -> str:
     return ", ".join(map(str, every[:_LISTED])) + more
 
 
-def _home(capsule: Path) -> Path | None:
-    """The run directory that a capsule's folder was written into, None where it lies alone."""
-    return capsule.parent.parent if capsule.parent.name == "capsules" else None
+def _home(capsule: Path, root: Path) -> Path | None:
+    """The run directory that a capsule was written into; else the one that it lies in, None where it lies alone."""
+    if capsule.parent.name == "capsules":
+        return capsule.parent.parent
+    return None if capsule == root else root
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------
@@ -127,7 +146,7 @@ def _of_capsule(wanted: Wanted, folder: Path, header: capsules.Header) -> tuple[
         return program, [Code(program.file, program.function, program.sha256, "--program")], []
     if own is None:
         raise NoEvidenceError(f"{folder.name} names no program: --program FILE.py:FUNCTION is needed")
-    if not str(own.function).isidentifier():
+    if not own.function.isidentifier():
         raise CapsuleError(f"{folder.name}: {own.function!r} is no name of a function or class")
     if own.kind == "huggingface":
         _check_own_code(own.settings.get("config"), folder / capsules.HEADER)
@@ -149,10 +168,11 @@ def _of_capsule(wanted: Wanted, folder: Path, header: capsules.Header) -> tuple[
 
 def _inside(code: Path, name: str) -> Path:
     """A file of a capsule's code/. Raises CapsuleError where it is not there or leads out of it."""
-    file = (code / name).resolve()
-    if not file.is_relative_to(code.parent.resolve()) or not file.is_file():
-        raise CapsuleError(f"{code}: the program {name!r} is not there; --program FILE.py:FUNCTION names another")
-    return file
+    with suppress(OSError, ValueError, RuntimeError):  # too long, a NUL, links in a circle
+        file = (code / name).resolve()
+        if file.is_relative_to(code.parent.resolve() / code.name) and file.is_file():
+            return file
+    raise CapsuleError(f"{code}: the program {name!r} is not there; --program FILE.py:FUNCTION names another")
 
 
 def _check_own_code(config: Any, where: Path) -> None:
@@ -167,12 +187,17 @@ def _check_own_code(config: Any, where: Path) -> None:
 # -- states ------------------------------------------------------------------------------------------------------------
 
 
-def _from_capsule(wanted: Wanted, folder: Path) -> Chosen:
+def _from_capsule(wanted: Wanted, folder: Path, step: int) -> Chosen:
     if wanted.batch is not None:
         raise UsageError("--batch goes with a checkpoint: a capsule has its own batch (--from names a checkpoint)")
     header = capsules.read_header(folder)
+    if (header.step, header.rank) != (step, wanted.rank):
+        raise CapsuleError(
+            f"{folder / capsules.HEADER}: it is of step {header.step} and rank {header.rank}, its folder is called "
+            f"{folder.name}"
+        )
     program, codes, notices = _of_capsule(wanted, folder, header)
-    why = f"{header.reason}{f': {printable(str(header.text))}' if header.text else ''}"
+    why = f"{header.reason}{f': {printable(header.text)}' if header.text else ''}"
     return Chosen(
         None, "", header.step, StateOf(capsule=str(folder)), program, f"{folder.name} ({why})", None, codes, notices
     )

@@ -138,6 +138,10 @@ class StepRunner:
         """Every parameter by name, tied ones once."""
         return dict(self.model.named_parameters())
 
+    def clipped(self) -> dict[str, torch.Tensor | None]:
+        """What the optimizer would get after the `compute` that ran last: unscaled, clipped, dense; copies."""
+        return {n: None if p.grad is None else _dense(p.grad) for n, p in self.parameters().items()}
+
     # -- the state ----------------------------------------------------------------------------------------------------
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -179,6 +183,8 @@ class StepRunner:
                 raise ReplayError(
                     f"{name} is {list(value.shape)} in {self.recording.source}, {list(tensor.shape)} in the program"
                 )
+            if value.is_floating_point() != tensor.is_floating_point():
+                raise ReplayError(f"{name} is {value.dtype} in {self.recording.source}, {tensor.dtype} in the program")
             _put(tensor, value)
 
     def _aliases(self) -> set[str]:
@@ -255,7 +261,7 @@ class StepRunner:
         if step.scale is not None and present and not asked:
             _unscale(present, step.scale)
         found.norm = found.clipped_norm = float(total_norm(present))
-        found.gradients = {n: None if p.grad is None else _dense(p.grad) for n, p in held.items()}
+        found.gradients = self.clipped()
         if step.max_grad_norm and present and not asked:
             torch.nn.utils.clip_grad_norm_([p for p in held.values() if p.grad is not None], step.max_grad_norm)
             found.clipped_norm = float(total_norm(present))

@@ -253,7 +253,7 @@ class Tracer(TorchDispatchMode):
         for name, value in operator.named(args, kwargs):
             if name.partition("[")[0] in operator.mutated and traceable(value):
                 kind = "" if operator.overwrites else kind_of(value)
-                summary = None if operator.overwrites else summary_of(name, value)
+                summary = None if operator.overwrites else summary_of(_shown(name), value)
                 found[id(value)] = Input(name, value, kind, self._came(value, kind), summary)
         return found
 

@@ -26,12 +26,27 @@ _DERIVATIVES = {
     "Atan2": "the derivative of atan2 at (0, 0) is not finite",
 }
 
+# Where a function of one argument is infinite although no result was too large.
+_POLES = {
+    "atanh": "atanh is infinite at -1 and 1",
+    "erfinv": "erfinv is infinite at -1 and 1",
+    "logit": "logit is infinite at 0 and 1",
+    "lgamma": "lgamma is infinite at 0 and at negative whole numbers",
+    "digamma": "digamma is infinite at 0",
+    "ctc_loss": "a target does not fit into the length of its input",
+}
+
 
 def fully_masked(operator: Operator, args: tuple[Any, ...]) -> bool:
     """Whether the call is a softmax with a row that holds nothing but -inf."""
-    if operator.name not in SOFTMAX or not args or not traceable(args[0]) or not args[0].dim():
+    return operator.name in SOFTMAX and _empty_row(args)
+
+
+def _empty_row(args: tuple[Any, ...]) -> bool:
+    """Whether the first argument holds nothing but -inf along the dimensions that the second names."""
+    if len(args) < 2 or not traceable(args[0]) or not args[0].dim():
         return False
-    return bool((args[0].amax(int(args[1])) == -math.inf).any())
+    return bool((args[0].amax(args[1]) == -math.inf).any())
 
 
 def explained(operator: Operator, node: str, named: Mapping[str, Any], args: tuple[Any, ...], out: torch.Tensor,
@@ -39,13 +54,15 @@ def explained(operator: Operator, node: str, named: Mapping[str, Any], args: tup
     """The reason in words, "" where nothing is known. node: of the backward that ran, "" in the forward."""
     first = args[0] if args else None
     if node:
-        return _in_backward(node, out, kind)
+        return _in_backward(operator, node, args, out, kind)
     if operator.name.startswith("nll_loss") and kind == "nan":
         return _labels(named)
-    if fully_masked(operator, args):
+    if fully_masked(operator, args) or (operator.name == "logsumexp" and kind == "neginf" and _empty_row(args)):
         return "a row of its input holds nothing but -inf: it is masked completely"
-    if operator.name in ("div", "reciprocal", "rsqrt") and _any_zero(args[-1]):
-        return "0 is divided by 0" if kind == "nan" else "the divisor is 0"
+    if divided := _by_zero(operator, args, kind):
+        return divided
+    if operator.name in _POLES and kind != "nan":
+        return _POLES[operator.name]
     if operator.name in ("log", "log2", "log10", "log1p"):
         return "the logarithm of a number below its domain" if kind == "nan" else "the logarithm of 0"
     if operator.name in ("sqrt", "rsqrt", "pow") and kind == "nan":
@@ -59,10 +76,16 @@ def explained(operator: Operator, node: str, named: Mapping[str, Any], args: tup
     return _beyond(out) if kind != "nan" else ""
 
 
-def _in_backward(node: str, out: torch.Tensor, kind: Kind) -> str:
+def _by_zero(operator: Operator, args: tuple[Any, ...], kind: Kind) -> str:
+    if operator.name not in ("div", "reciprocal", "rsqrt") or not _any_zero(args[-1]):
+        return ""
+    return "0 is divided by 0" if kind == "nan" else "the divisor is 0"
+
+
+def _in_backward(operator: Operator, node: str, args: tuple[Any, ...], out: torch.Tensor, kind: Kind) -> str:
     reason = _DERIVATIVES.get(node.removesuffix("Backward0"))
     if reason is None:
-        return _beyond(out) if kind != "nan" else ""
+        return _by_zero(operator, args, kind) or (_beyond(out) if kind != "nan" else "")
     if kind == "nan":
         return f"{reason}, and the gradient that comes there is 0 (as from the branch that a torch.where left out)"
     return f"{reason}, unless the gradient itself leaves the range of {_dtype(out)}"

@@ -15,7 +15,14 @@ from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Language, LookA
 from gradforensics.diagnosis.vocabulary import Fact
 from gradforensics.report.charts import TIMELINE_POINTS, Chart, timeline, zooms
 from gradforensics.report.checkpoints import Checkpoints, checkpoints
-from gradforensics.report.replays import ReplayRow, ResultRow, replayed_steps, replays, verified_fixes
+from gradforensics.report.replays import (
+    ReplayRow,
+    ResultRow,
+    by_replay_alone,
+    replayed_steps,
+    replays,
+    verified_fixes,
+)
 from gradforensics.tables import Ending, Event, Evidence, Notice, SeriesFrame, Source
 from gradforensics.tables import Fact as Circumstance
 
@@ -65,7 +72,8 @@ class VerdictRow:
     """One rule's verdict with its texts in the report's language.
 
     what, fix and verify are empty unless the rule fired. testable: whether this version has a test for the rule.
-    verified: what a replay changed to make the failure go away; replayed: the steps whose replay judged signs of it.
+    verified: what a replay changed to make the failure go away; replayed: the steps whose replay judged signs of it;
+    by_replay_alone: whether nothing else did.
     """
 
     rule: str
@@ -93,6 +101,7 @@ class VerdictRow:
     testable: bool
     verified: tuple[ResultRow, ...] = ()
     replayed: tuple[int, ...] = ()
+    by_replay_alone: bool = False
     charts: tuple[Chart, ...] = field(default=(), compare=False)
 
 
@@ -325,6 +334,7 @@ def _verdict(
         judged_signs=verdict.judged_signs,
         testable=bool(rule.signs),
         replayed=replayed_steps(verdict, evidence),
+        by_replay_alone=by_replay_alone(verdict),
         charts=zooms(evidence, verdict) if fired else (),
     )
 

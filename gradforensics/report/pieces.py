@@ -295,7 +295,8 @@ class Pieces:
             looked = (
                 [f"{self.words('judged_by')}: {', '.join(v.judged_signs).replace('_', ' ')}"] if v.judged_signs else []
             )
-            looked += [self.words("clear_at", steps=_listed(v.replayed))] if v.replayed else []
+            at = "clear_at" if v.by_replay_alone else "clean_at"
+            looked += [self.words(at, steps=_listed(v.replayed))] if v.replayed else []
             lacked = [f"{self.words('also_missing')}: {', '.join(g.need for g in v.missing)}"] if v.missing else []
             return self._row(
                 v, anchor, tag("td", v.title, *refuted), tag("td", joined(looked + lacked, Markup("<br>")), kind="soft")

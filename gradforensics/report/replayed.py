@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradforensics.experiments import QUESTIONS, Outcome, Replay, Result
+from gradforensics.experiments import Outcome, Replay, Result
+from gradforensics.questions import QUESTIONS
 from gradforensics.report.pen import Pen, flat
 from gradforensics.report.words import Words
 

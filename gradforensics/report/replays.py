@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gradforensics import experiment_rows
@@ -69,6 +69,11 @@ class ReplayRow:
         return next((one for one in faults if one.experiment == "anomaly"), faults[0] if faults else None)
 
     @property
+    def telling(self) -> ResultRow | None:
+        """The result to show where only one can be: the fault, else what a change did to a failure."""
+        return self.fault or next((one for one in self.results if one.outcome in ("unverified", "verified")), None)
+
+    @property
     def verified(self) -> tuple[ResultRow, ...]:
         """The changes with which a failure is gone that is there without them."""
         return tuple(one for one in self.results if one.outcome == "verified")
@@ -107,31 +112,39 @@ def _row(result: Result, source: str | None, line: int | None) -> ResultRow:
 def verified_fixes(diagnosis: Diagnosis) -> dict[str, tuple[ResultRow, ...]]:
     """The verified results by the rule of the finding that each belongs to.
 
-    That is the one that rests on the same experiment; where there is none, the primary case.
+    That is the one that rests on the same experiment at the same step. What no rule rests on (a sample left out,
+    another program) belongs to the primary case. Neither holds where the finding had not begun at that step.
     """
     found: dict[str, list[ResultRow]] = {}
     fired = [v for v in diagnosis.verdicts if v.outcome == "fired"]
+    ruled = {name for v in diagnosis.verdicts for sign in v.rule.signs for name in sign.experiments}
     for one in experiment_rows.results(diagnosis.evidence):
         if one.result.outcome == "verified":
             of = one.result.text("experiment") or one.result.experiment  # `fix` names the experiment that it repeated
-            owners = [v for v in fired if of in _rests_on(v)]
-            if not owners and diagnosis.primary is not None:
-                owners = [diagnosis.primary]
+            owners = [v for v in fired if _rests_on(v, of, one.result.step)] if of in ruled else [diagnosis.primary]
             for owner in owners:
-                found.setdefault(owner.rule.id, []).append(_row(*one))
+                if owner is not None and one.result.step >= (owner.onset_after or 0):
+                    found.setdefault(owner.rule.id, []).append(_row(*one))
     return {rule: tuple(rows) for rule, rows in found.items()}
 
 
-def _rests_on(verdict: Verdict) -> set[str]:
-    return {name for holding in verdict.holdings for name in holding.sign.experiments}
+def _rests_on(verdict: Verdict, experiment: str, step: int) -> bool:
+    return any(experiment in h.sign.experiments and step in (hit.step for hit in h.hits) for h in verdict.holdings)
 
 
 def replayed_steps(verdict: Verdict, evidence: Evidence) -> tuple[int, ...]:
-    """The steps whose replay judged signs of this verdict."""
+    """The steps whose replay judged signs of this verdict; where it did not fire, the clean ones."""
     names = {name for s in verdict.rule.signs if s.name in verdict.judged_signs for name in s.experiments}
-    steps: Sequence[int] = [
-        one.result.step
-        for one in (experiment_rows.results(evidence) if names else [])
-        if one.result.experiment in names and one.result.outcome in JUDGED
-    ]
-    return tuple(sorted(set(steps)))
+    found: dict[int, set[Outcome]] = {}
+    for one in experiment_rows.results(evidence) if names else []:
+        if one.result.experiment in names and one.result.outcome in JUDGED:
+            found.setdefault(one.result.step, set()).add(one.result.outcome)
+    fired = verdict.outcome == "fired"
+    return tuple(
+        sorted(s for s, outcomes in found.items() if fired or ("clean" in outcomes and "fault" not in outcomes))
+    )
+
+
+def by_replay_alone(verdict: Verdict) -> bool:
+    """Whether nothing but replays judged the rule: then a clear verdict speaks of the replayed steps only."""
+    return all(s.experiments for s in verdict.rule.signs if s.name in verdict.judged_signs and s.acquits)

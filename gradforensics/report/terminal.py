@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gradforensics.report.model import Report, RunReport, VerdictRow
 from gradforensics.report.pen import Pen, flat
+from gradforensics.report.replays import ReplayRow
 from gradforensics.report.tensors import would_run
 from gradforensics.report.words import Words, is_command, place, shorten
 
@@ -100,18 +101,22 @@ def _danger(pen: Pen, run: RunReport) -> None:
 
 def _replays(pen: Pen, run: RunReport) -> None:
     """What the replay of a step found, and the first fix that it verified."""
-    told = next((one for one in run.replays if one.fault), run.replays[0] if run.replays else None)
-    if told is None:
+    if not run.replays:
         return
-    if told.fault:
-        text = told.fault.told
+    told = max(run.replays, key=lambda one: (one.fault is not None, one.telling is not None, _clean(one)))
+    if told.telling:
+        text = told.telling.told
     else:
-        clean = sum(one.outcome == "clean" for one in told.results)
-        text = pen.words("t_no_fault", clean=clean, rest=len(told.results) - clean)
+        clean = _clean(told)
+        text = pen.words("t_no_fault" if clean else "t_no_answer", clean=clean, rest=len(told.results) - clean)
     pen.row(pen.words("t_replay"), f"{pen.words('step_n', n=told.step)}: {shorten(text, 240)}")
-    fix = next((one for replay in run.replays for one in replay.verified), None)
+    fix = next(iter((*(run.primary.verified if run.primary else ()), *told.verified)), None)
     if fix:
         pen.row(pen.words("t_verified"), shorten(f"{fix.changed}: {fix.result}", 300), colour="green")
+
+
+def _clean(replay: ReplayRow) -> int:
+    return sum(one.outcome == "clean" for one in replay.results)
 
 
 def _blind(pen: Pen, run: RunReport) -> None:

@@ -229,11 +229,12 @@ _WORDS: dict[str, tuple[str, str]] = {
         "在重放的第 {steps} 步未见异常；未检查其他步",
     ),
     "clean_at": (
-        "found nothing at the replayed step {steps}, which acquits no other step",
-        "重放的第 {steps} 步未发现问题，但不能说明其他步",
+        "the replay of step {steps} found nothing, which acquits no other step",
+        "第 {steps} 步的重放未发现问题，但不能说明其他步",
     ),
     "t_replay": ("replay", "重放"),
     "t_verified": ("verified", "已验证"),
+    "t_no_answer": ("no experiment gave an answer ({rest} tried)", "没有实验得出结论（共 {rest} 项）"),
     "t_no_fault": (
         "no fault found ({clean} clean, {rest} without an answer)",
         "未发现故障（{clean} 项正常，{rest} 项无结论）",

@@ -8,10 +8,12 @@ import pytest
 
 from gradforensics.diagnosis import rules
 from gradforensics.diagnosis.causes import diagnose
-from gradforensics.diagnosis.judge import Verdict
+from gradforensics.diagnosis.examples import evidence_of
+from gradforensics.diagnosis.judge import Verdict, judge
 from gradforensics.diagnosis.rules import load_rules
 from gradforensics.evidence.gather import gather
-from gradforensics.experiments import QUESTIONS, Quantity, Replay, Result, append, write_header
+from gradforensics.experiments import Quantity, Replay, Result, append, write_header
+from gradforensics.questions import QUESTIONS
 
 RULES = load_rules()
 STEP = 60
@@ -191,8 +193,8 @@ def test_a_clean_experiment_on_the_code_acquits_and_one_on_the_batch_does_not(di
     )
     assert found.alarms == []
     outcomes = {v.rule.id: v.outcome for v in found.verdicts}
-    assert {outcomes[rule] for rule in ("GF01", "GF03", "GF04", "GF16")} == {"clear"}
-    assert {outcomes[rule] for rule in ("GF14", "GF15")} == {"not_judged"}
+    assert {outcomes[rule] for rule in ("GF01", "GF03", "GF04")} == {"clear"}
+    assert {outcomes[rule] for rule in ("GF14", "GF15", "GF16")} == {"not_judged"}
     assert verdict_of(found, "GF14").missing == ()
 
 
@@ -201,6 +203,66 @@ def test_an_experiment_without_an_answer_acquits_nobody(diagnosis, outcome):
     found = diagnosis(result("severed", outcome), nan_from=None)
     verdict = verdict_of(found, "GF01")
     assert (verdict.outcome, verdict.missing) == ("not_judged", ("experiments:severed", "experiments:checkpointing"))
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        (result("accumulation", "verified"),),  # the line with the fault is torn
+        (result("accumulation", "unverified"),),
+        (result("accumulation", "fault", q("kind", text="of a later version")),),
+        (result("accumulation", "clean"), result("accumulation", "fault", q("kind", text="other"), step=70)),
+    ],
+)
+def test_only_an_experiment_that_looked_and_found_nothing_acquits(diagnosis, results):
+    assert verdict_of(diagnosis(*results, nan_from=None), "GF03").outcome == "not_judged"
+
+
+def test_a_fault_of_checkpointing_that_is_another_rules_acquits_nobody(diagnosis):
+    found = diagnosis(result("checkpointing", "fault", q("missing", 3.0)), nan_from=None)
+    assert primary(found) == ("GF01", "re-entrant", "proven", 60)
+    assert verdict_of(found, "GF04").outcome == "not_judged"
+
+
+@pytest.mark.parametrize("results", [(anomaly("backward"),), (PRECISION,), (anomaly(), PRECISION), (NO_LABEL,)])
+def test_a_step_long_before_the_nan_is_not_its_cause(diagnosis, results):
+    found = diagnosis(*results, nan_from=70, steps=90)
+    assert primary(found) == ("GF11", "forward-first", "proven", 70)
+    assert [v.rule.id for v in found.alarms] == ["GF11"]
+    assert found.chain == ()
+
+
+@pytest.mark.parametrize(("steps", "severity"), [(62, "S1"), (61, "S2"), (60, "S2")])
+def test_an_overflow_is_as_grave_as_what_the_log_shows_of_it(diagnosis, steps, severity):
+    found = verdict_of(diagnosis(anomaly(), PRECISION, steps=steps), "GF12")
+    assert (found.variant, found.severity) == ("overflow", severity)  # one bad value or two may be skipped steps
+
+
+def test_a_nan_of_an_attempt_that_had_ended_before_says_nothing_of_the_step():
+    series = {"loss#0": "decay(4.2, 3.4, 40) nan*10", "loss#1": "decay(3.4, 3.0, 160)"}
+    rows = [("finite", "recorded", 0.0), ("finite", "float32", 1.0)]
+    experiments = [
+        {"experiment": "precision", "step": 100, "verdict": "fault", "changed": "float16 -> float32",
+         "quantity": name, "variation": variation, "value": value}
+        for name, variation, value in rows
+    ]  # fmt: skip
+    rule = next(one for one in RULES if one.id == "GF12")
+    found = judge(rule, evidence_of({"series": series, "start": {"loss#1": 41}, "experiments": experiments}))
+    assert (found.variant, found.severity) == ("one-overflow", "S4")
+
+
+def test_a_failure_in_bfloat16_is_no_matter_of_range(diagnosis):
+    changed = "autocast bfloat16 -> float32, float16"
+    found = verdict_of(diagnosis(anomaly(), replace(PRECISION, changed=changed)), "GF12")
+    assert (found.variant, found.severity) == ("rounding", "S1")
+    assert "bf16" not in " ".join(found.texts().fix)
+
+
+def test_a_clean_step_beside_a_nan_elsewhere_acquits_nothing_that_could_have_made_it(diagnosis):
+    clean = [result(name, "clean") for name in QUESTIONS]
+    found = diagnosis(*clean, nan_from=75, steps=100)
+    assert primary(found)[0] == "GF11"
+    assert {verdict_of(found, rule).outcome for rule in ("GF12", "GF14", "GF15", "GF16")} == {"not_judged"}
 
 
 def test_a_replayed_verdict_offers_no_further_replay_and_a_logged_one_names_run_and_step(diagnosis, monkeypatch):

@@ -11,7 +11,8 @@ from gradforensics import experiment_rows
 from gradforensics.errors import UsageError
 from gradforensics.evidence import replays
 from gradforensics.evidence.gather import gather
-from gradforensics.experiments import HEADER, QUESTIONS, RESULTS, Code, Quantity, Replay, Result, append, write_header
+from gradforensics.experiments import HEADER, RESULTS, Code, Quantity, Replay, Result, append, write_header
+from gradforensics.questions import QUESTIONS
 
 CODE = Code("train.py", "build", "ab" * 32, "--program")
 

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -184,6 +185,17 @@ def test_the_memory_that_is_available_is_known():
     available = limits.available_memory()
     assert available is not None
     assert 1 << 20 < available < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_last_words_are_those_at_the_end_of_a_long_output(tmp_path):
+    errors = tmp_path / "stderr.txt"
+    errors.write_text("of an earlier one\n" + "noise\n" * 400_000 + "the last words\n")
+    child: Any = SimpleNamespace(
+        _errors=errors, _said_before=18, _reason="", _process=SimpleNamespace(returncode=1), _place=lambda _: ""
+    )
+    assert parent._Child.ending(child).tail == "noise / noise / the last words"
+    errors.write_text("of an earlier one\nown\n")
+    assert parent._Child.ending(child).tail == "own"
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

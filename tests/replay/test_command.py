@@ -1,5 +1,6 @@
 """`gradforensics replay`: what it starts from, what it says before it runs anything, exit codes, and what it leaves."""
 
+import errno
 import hashlib
 import json
 import os
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from gradforensics import capsule as formats
+from gradforensics import experiments
 from gradforensics.cli import main
-from gradforensics.errors import NoEvidenceError, OutputError, UsageError
-from gradforensics.replay import command, sources
+from gradforensics.errors import CapsuleError, NoEvidenceError, OutputError, UsageError
+from gradforensics.experiments import Result
+from gradforensics.replay import command, parent, sources
 from gradforensics.replay.sources import Wanted
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -215,6 +218,7 @@ def test_a_configuration_that_wants_foreign_code_is_refused(here, tmp_path, caps
         (["RUN", "--step", "7", "--from", "nowhere"], 2, "nowhere: no such file"),
         (["RUN", "--step", "7", "--batch", "RUN/log.jsonl"], 2, "--batch goes with a checkpoint"),
         (["RUN", "--step", "7", "--trust-run-code", "-o", "RUN/out"], 2, "inside the run directory"),
+        (["RUN/capsules/capsule-00000007", "--trust-run-code", "-o", "RUN/out"], 2, "inside the run directory"),
         (["RUN", "--step", "7", "--trust-run-code", "-o", "RUN/../foreign"], 2, "was not written by a replay"),
         (["RUN", "--step", "7", "--time-limit", "0"], 2, "0"),
     ],
@@ -280,6 +284,7 @@ def test_what_is_missing_for_a_checkpoint_is_said(tmp_path, capsules):
 
 def test_a_replay_directory_of_ours_is_written_again_and_what_lies_beside_is_kept(tmp_path):
     folder = tmp_path / "out"
+    folder.mkdir()
     command._make(folder, force=False)
     (folder / "replay.json").write_text(json.dumps({"tool": "gradforensics 0.1.0"}))
     (folder / "experiments.jsonl").write_text("old")
@@ -290,3 +295,130 @@ def test_a_replay_directory_of_ours_is_written_again_and_what_lies_beside_is_kep
         command._make(folder, force=False)
     command._make(folder, force=True)
     assert (folder / "note.txt").read_text() == "mine"
+
+
+def test_two_capsules_of_a_step_are_told_apart_by_name(tmp_path, capsules):
+    for name in ("first", "second"):
+        capsules.write(tmp_path / name, 7)
+    with pytest.raises(UsageError, match=r"two capsules of step 7, first/capsules/.* and second/capsules/"):
+        sources.choose(Wanted(tmp_path, 7, trust=True))
+    capsules.write(tmp_path / "second", 8)
+    found = sources.choose(Wanted(tmp_path, 8, trust=True))
+    assert (found.run, found.name) == (tmp_path / "second", "second")
+
+
+def test_the_run_of_a_capsule_is_found_from_the_folder_of_capsules_too(tmp_path, capsules):
+    capsules.write(tmp_path / "run", 7)
+    found = sources.choose(Wanted(tmp_path / "run" / "capsules", trust=True))
+    assert (found.run, found.name) == (tmp_path / "run", "run")
+    planned = command.plan(command.Options(Wanted(tmp_path / "run" / "capsules", trust=True)))
+    assert tmp_path / "run" in planned.inputs
+
+
+def test_a_capsule_that_is_not_of_the_step_in_its_name_is_refused(tmp_path, capsules):
+    folder = capsules.write(tmp_path / "run", 9)
+    folder.rename(folder.with_name("capsule-00000007"))
+    with pytest.raises(CapsuleError, match="it is of step 9 and rank 0, its folder is called capsule-00000007"):
+        sources.choose(Wanted(tmp_path / "run", 7, trust=True))
+
+
+@pytest.mark.parametrize("name", ["a\0b.py", "\ud800.py", "x" * 5000, "../capsule.json", "circle.py"])
+def test_a_strange_name_of_a_program_is_no_way_out_of_the_capsule(tmp_path, capsules, name):
+    folder = capsules.write(tmp_path / "run", 7)
+    (folder / "code" / "circle.py").symlink_to("circle.py")
+    header = json.loads((folder / formats.HEADER).read_text())
+    header["program"]["file"] = name
+    (folder / formats.HEADER).write_text(json.dumps(header))
+    with pytest.raises(CapsuleError, match="is not there"):
+        sources.choose(Wanted(tmp_path / "run", trust=True))
+
+
+def test_a_message_that_quotes_the_evidence_cannot_steer_the_terminal(here, tmp_path, capsules, capsys):
+    folder = capsules.write(tmp_path / "run", 7)
+    header = json.loads((folder / formats.HEADER).read_text())
+    header["tied"] = {"\x1b[2J": 1}
+    (folder / formats.HEADER).write_text(json.dumps(header))
+    assert main(["replay", str(tmp_path / "run"), "--trust-run-code"]) == 4
+    err = capsys.readouterr().err
+    assert "\\x1b[2J" in err
+    assert "\x1b" not in err
+
+
+@pytest.mark.parametrize("option", ["--memory-limit=nan", "--memory-limit=inf", "--time-limit=nan", "--budget=nan"])
+def test_limits_that_are_no_numbers_are_refused(here, tmp_path, capsules, capsys, option):
+    capsules.write(tmp_path / "run", 7)
+    assert main(["replay", str(tmp_path / "run"), "--trust-run-code", option]) == 2
+    assert option.partition("=")[0] in capsys.readouterr().err
+
+
+def test_ranks_get_directories_of_their_own(tmp_path, capsules):
+    names = []
+    for rank in (0, 1):
+        capsules.write(tmp_path / "run", 7, rank=rank, world_size=2)
+        names.append(command.plan(command.Options(Wanted(tmp_path / "run", 7, trust=True, rank=rank))).default_name)
+    assert names == ["gradforensics-replay-run-7", "gradforensics-replay-run-7-rank1"]
+
+
+# -- the replay directory ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unrun(tmp_path, capsules, monkeypatch):
+    """A plan, and what its replay does instead of starting a child."""
+    capsules.write(tmp_path / "run", 7)
+    planned = command.plan(command.Options(Wanted(tmp_path / "run", trust=True)))
+
+    def carry_out(folder, instead=lambda _: None):
+        monkeypatch.setattr(parent, "run", lambda *arguments: instead(arguments[-1]))
+        return command.carry_out(planned, folder, force=False, say=lambda _: None)
+
+    return carry_out
+
+
+RESULT = Result("anomaly", 7, "?", "nothing", "\udcff", "", "clean")
+
+
+def test_two_replays_do_not_write_into_one_directory(unrun, tmp_path):
+    def second(listener):
+        listener.on_result(RESULT)
+        with pytest.raises(OutputError, match="another replay is writing into"):
+            unrun(tmp_path / "out")
+
+    unrun(tmp_path / "out", second)
+    assert len((tmp_path / "out" / "experiments.jsonl").read_text().splitlines()) == 1
+    unrun(tmp_path / "out")
+
+
+def test_names_that_are_no_utf8_are_written_and_read(unrun, tmp_path):
+    unrun(tmp_path / "out", lambda listener: listener.on_result(RESULT))
+    assert json.loads((tmp_path / "out" / "experiments.jsonl").read_text())["result"] == "\udcff"
+
+
+def test_a_full_disk_is_told_and_what_was_found_is_kept(unrun, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def instead(listener):
+        listener.on_result(RESULT)
+        with monkeypatch.context() as patched:
+            patched.setattr(experiments, "append", full)
+            listener.on_result(RESULT)
+
+    with pytest.raises(OutputError, match="out: No space left on device"):
+        unrun(tmp_path / "out", instead)
+    assert json.loads((tmp_path / "out" / "replay.json").read_text())["finished"] is False
+    with monkeypatch.context() as patched:
+        patched.setattr(experiments, "write_header", full)
+        with pytest.raises(OutputError, match="No space left"):
+            unrun(tmp_path / "other")
+    unrun(tmp_path / "other")  # what was left there is ours
+
+
+def test_nothing_is_written_through_a_link_that_lies_in_the_directory(unrun, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "replay.json").write_text('{"tool": "gradforensics"}')
+    (tmp_path / "mine.txt").write_text("mine")
+    for name in (".replay.json.partial", "experiments.jsonl", "stdout.txt", "job.json"):
+        (tmp_path / "out" / name).symlink_to(tmp_path / "mine.txt")
+    unrun(tmp_path / "out", lambda listener: listener.on_result(RESULT))
+    assert (tmp_path / "mine.txt").read_text() == "mine"

@@ -68,13 +68,13 @@ def with_replay(diagnosis: Diagnosis, results: tuple[Result, ...] = RESULTS, **c
 
 
 def resting_on(diagnosis: Diagnosis, rule: str, test: Check) -> Diagnosis:
-    """The diagnosis with a verdict of which every sign reads the experiment of `test`."""
+    """The diagnosis with a verdict of which every sign reads the experiment of `test`, at the replayed step."""
     sign = Sign("a_replayed_sign", rules.Test(test, {}), "proven")
 
     def changed(verdict: Any) -> Any:
         if verdict.rule.id != rule:
             return verdict
-        holdings = tuple(Holding(sign, h.hits) for h in verdict.holdings)
+        holdings = tuple(Holding(sign, tuple(replace(hit, step=120) for hit in h.hits)) for h in verdict.holdings)
         made = replace(verdict.rule, signs=(sign,))
         return replace(verdict, rule=made, holdings=holdings, judged_signs=(sign.name,), missing=())
 
@@ -93,6 +93,22 @@ def test_a_fix_by_another_program_stands_with_the_finding_of_the_experiment_that
     fix = line("fix", "verified", "the other program", "gone", "Gone.", Quantity("experiment", text="precision"))
     (run,) = build([resting_on(with_replay(sick, (fix,)), "GF11", precision_check)], []).runs
     assert [v.rule for v in run.findings if v.verified] == ["GF11"]
+
+
+def test_a_fix_stands_with_no_finding_that_began_after_its_step_or_that_rests_on_other_experiments(
+    sick: Diagnosis,
+) -> None:
+    def owners(diagnosis: Diagnosis) -> list[str]:
+        (run,) = build([diagnosis], []).runs
+        return [v.rule for v in run.findings if v.verified]
+
+    cure, sample = RESULTS[3], RESULTS[4]
+    resting = resting_on(with_replay(sick, (cure, sample)), "GF11", precision_check)
+    assert owners(resting) == ["GF05", "GF11"]
+    later = replace(resting, verdicts=tuple(replace(v, onset_after=121) for v in resting.verdicts))
+    assert resting.primary is not None
+    assert owners(replace(later, primary=replace(resting.primary, onset_after=121))) == []
+    assert owners(resting_on(with_replay(sick, (replace(cure, step=60),)), "GF11", precision_check)) == []
 
 
 def test_the_page_shows_question_change_result_and_conclusion(sick: Diagnosis) -> None:
@@ -176,11 +192,43 @@ def test_the_terminal_tells_the_first_bad_value_and_the_first_verified_fix(sick:
     assert "  verified" not in text
 
 
+def test_the_terminal_claims_no_more_than_was_answered(sick: Diagnosis) -> None:
+    def told(*results: Result) -> str:
+        return summary(build([with_replay(sick, results)], []), color=False, width=160)
+
+    silent = (line("severed", "failed", "", "", ""), line("padding", "inconclusive", "nothing", "", ""))
+    assert "  replay      step 120: no experiment gave an answer (2 tried)\n" in told(*silent)
+    fails = line("precision", "unverified", "float16 -> float32", "NaN in both", "It fails in every precision.")
+    assert "  replay      step 120: NaN in both. It fails in every precision.\n" in told(fails, *silent)
+
+
 def test_clear_and_not_judged_say_that_one_step_was_looked_at(sick: Diagnosis) -> None:
     results = (line("severed", "clean", "nothing", "", ""),)
-    for rule, told in (("GF06", "clear at the replayed step 120"), ("GF20", "found nothing at the replayed step 120")):
+    clear, silent = "clear at the replayed step 120", "the replay of step 120 found nothing"
+    for rule, told in (("GF06", clear), ("GF20", silent)):
         page = render(build([resting_on(with_replay(sick, results), rule, severed_check)], []))
         assert told in page
+    answered = (line("severed", "fault", "nothing", "", ""), line("severed", "unverified", "", "", ""))
+    for results in (answered[:1], answered[1:], (*results, answered[0])):
+        for rule in ("GF06", "GF20"):
+            page = render(build([resting_on(with_replay(sick, results), rule, severed_check)], []))
+            assert clear not in page
+            assert silent not in page
+
+
+def test_what_a_log_acquits_is_not_said_to_be_clear_at_the_replayed_step_only(sick: Diagnosis) -> None:
+    made = resting_on(with_replay(sick, (line("severed", "clean", "nothing", "", ""),)), "GF06", severed_check)
+
+    def beside_a_log(verdict: Any) -> Any:
+        if verdict.rule.id != "GF06":
+            return verdict
+        logged = Sign("a_logged_sign", rules.Test(check(needs=["series:loss"])(lambda _: []), {}), "proven")
+        rule = replace(verdict.rule, signs=(*verdict.rule.signs, logged))
+        return replace(verdict, rule=rule, judged_signs=(*verdict.judged_signs, logged.name))
+
+    page = render(build([replace(made, verdicts=tuple(map(beside_a_log, made.verdicts)))], []))
+    assert "clear at the replayed step" not in page
+    assert "the replay of step 120 found nothing" in page
 
 
 def test_an_experiment_that_ran_without_an_answer_is_not_advised_again(sick: Diagnosis) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
-
 import numpy as np
 
 from gradforensics import signals
-from gradforensics.capsule import STEP_LOG
 from gradforensics.diagnosis.checks.loss import descending_loss, lasting_bad, of_trainer
 from gradforensics.diagnosis.vocabulary import Answer, Fact, Hit, Missing, check, hit_at
+from gradforensics.own_files import is_step_log
 from gradforensics.tables import KINDS, Evidence, Series
 
 _COARSE = 1e-3  # a loss printed with fewer than three decimals may show 0 without being near it
@@ -165,7 +163,7 @@ def _nan_gradients(evidence: Evidence) -> tuple[Series, Series] | Missing | None
     loss, norm = evidence.series("loss"), evidence.series("grad_norm")
     if loss is None or norm is None:
         return Missing("series:loss", "series:grad_norm")
-    if PurePath(loss.source).name.startswith(STEP_LOG):
+    if is_step_log(loss.source):
         return None  # the recorder writes the loss that was computed: nothing is hidden there
     start = signals.first_run(norm.codes == KINDS.index("nan"), 3)
     if start is None:

@@ -168,12 +168,20 @@ _PRECISION = ("module", "precision", "cured_by", "max_activation", "headroom", "
 
 
 @check(needs=["experiments:precision"], facts=_PRECISION)
-def fails_in_this_precision_only(evidence: Evidence, *, where: str) -> Answer:
+def fails_in_this_precision_only(evidence: Evidence, *, where: str, run: str) -> Answer:
     """The replayed step fails in the precision of the training and not in a wider one, and may have harmed the run.
 
-    where: values leave the range first in a "module", or in the "gradient" alone.
+    where: values leave the range first in a "module", or in the "gradient" alone; or it is the "digits" of bfloat16,
+    which has the range of float32. run: "dead" where the log is not finite for good from about that step on, or "open".
     """
-    return [hit for hit in _precision(evidence, survived=False) if (where == "module") == bool(hit.tensor)]
+    hits = _precision(evidence, survived=False)
+    return [hit for hit in hits if _kind_of_failure(hit) == where and _fate(evidence, hit.step or 0) == run]
+
+
+def _kind_of_failure(hit: Hit) -> str:
+    if "bfloat16" in str(hit.facts.get("precision")):
+        return "digits"
+    return "module" if hit.tensor else "gradient"
 
 
 @check(needs=["experiments:precision"], facts=_PRECISION)
@@ -224,7 +232,7 @@ def _recorded_precision(result: Result) -> str | None:
 
 def _survived(evidence: Evidence, step: int) -> bool:
     """Whether the log shows that the run got over this step, or the step failed by its loss scale alone."""
-    if _lost(evidence):
+    if _lost(evidence, step):
         return False
     return _went_on(evidence, step) or any(
         one.result.outcome == "verified" and one.result.step == step and one.result.number("scale") is not None
@@ -232,18 +240,37 @@ def _survived(evidence: Evidence, step: int) -> bool:
     )
 
 
-def _lost(evidence: Evidence) -> bool:
-    """Whether the log shows a loss or a gradient norm that is not finite for good."""
-    return any(lasting_bad(one) is not None for one in (*evidence.attempts("loss"), *evidence.attempts("grad_norm")))
+_FEW = 3  # a step is not blamed for what comes after more finite points; and so many bad ones are no skipped step
+
+
+def _lost(evidence: Evidence, step: int, points: int = 1) -> bool:
+    """Whether a loss or a gradient norm is not finite for good from about this step on, or was so before.
+
+    points: how many values that are not finite it takes. An attempt that had ended before the step does not count.
+    """
+    for one in (*evidence.attempts("loss"), *evidence.attempts("grad_norm")):
+        first = lasting_bad(one)
+        if first is None or np.count_nonzero(one.bad[first:]) < points:
+            continue
+        if one.step_unit != "step":  # it cannot be told whether that was before the step or after it
+            return True
+        between = (one.good.steps > step) & (one.good.steps < one.steps[first])
+        if one.steps[-1] >= step - 1 and np.count_nonzero(between) < _FEW:
+            return True
+    return False
+
+
+def _fate(evidence: Evidence, step: int) -> str:
+    return "dead" if _lost(evidence, step, points=_FEW) else "open"
 
 
 def _went_on(evidence: Evidence, step: int) -> bool:
-    """Whether three finite losses or more are logged after this step."""
+    """Whether finite losses enough are logged after this step."""
     loss = evidence.series("loss")
     if loss is None or loss.step_unit != "step":
         return False
     later = loss.good.values[loss.good.steps > step]
-    return len(later) >= 3 and bool((later != 0).any())  # a loss of 0 may stand for a NaN that was filtered (GF35)
+    return len(later) >= _FEW and bool((later != 0).any())  # a loss of 0 may stand for a filtered NaN (GF35)
 
 
 def _last_finite(evidence: Evidence, step: int) -> int | None:
@@ -302,7 +329,7 @@ def samples_without_labels(evidence: Evidence, *, which: str) -> Answer:
         count, samples = _count(one.result, "empty_samples"), _count(one.result, "samples")
         every = samples is not None and count is not None and count >= samples
         every = every or bool(_count(one.result, "empty_micro_batches"))
-        survived = not _lost(evidence) and _went_on(evidence, one.result.step)
+        survived = not _lost(evidence, one.result.step) and _went_on(evidence, one.result.step)
         if which == ("some" if not every else "all, survived" if survived else "all"):
             hits.append(_hit(one, {"count": count, "samples": samples}, value=count))
     return hits

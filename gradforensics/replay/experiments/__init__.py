@@ -1,4 +1,4 @@
-"""The experiments, in the order in which they run: that of `gradforensics.experiments.QUESTIONS`."""
+"""The experiments, in the order in which they run: that of `gradforensics.questions.QUESTIONS`."""
 
 from gradforensics.replay.experiment import Experiment
 from gradforensics.replay.experiments import (

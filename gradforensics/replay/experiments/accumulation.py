@@ -58,7 +58,7 @@ def _run(context: Context) -> Iterator[Result]:
         what = str(computed.error) if computed.error else "its loss or gradient is not finite"
         yield _undecided(context, f"{count} micro-batches; {what[:200]}", "No finite gradient to compare.")
         return
-    parted = _clipped_gradients(runner)
+    clipped = runner.clipped()
     weights = weighting(runner)
     if weights.weights is None:
         yield _undecided(context, f"{count} micro-batches", f"No gradient of the whole batch: {weights.reason}.")
@@ -67,7 +67,7 @@ def _run(context: Context) -> Iterator[Result]:
     if whole.failure or not whole.norm or not computed.norm:
         yield _undecided(context, f"{count} micro-batches", "A gradient is zero or not finite: nothing to compare.")
         return
-    step = _step_gradient(context, computed, whole, parted)
+    step = _step_gradient(context, computed, whole, clipped)
     finding = _judged(runner, step, whole.gradients, weights)
     yield _result(context, weights, step, finding, whole)
     if finding.kind not in ("agrees", "other") and not step.doubt:
@@ -80,11 +80,6 @@ def _undecided(context: Context, result: str, conclusion: str) -> Result:
 
 
 # -- gradients --------------------------------------------------------------------------------------------------------
-
-
-def _clipped_gradients(runner: StepRunner) -> Gradients:
-    """What the optimizer would get after the step that ran last."""
-    return {n: None if p.grad is None else p.grad.detach().clone() for n, p in runner.parameters().items()}
 
 
 def _weighted(runner: StepRunner, weights: Sequence[float], among: Sequence[Micro] | None = None) -> Outcome:

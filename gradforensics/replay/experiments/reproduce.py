@@ -68,8 +68,7 @@ def _run(context: Context) -> Iterator[Result]:
 
 def _once(runner: StepRunner) -> _Run:
     found = runner.compute()
-    held = {n: None if p.grad is None else p.grad.detach().clone() for n, p in runner.parameters().items()}
-    return _Run(found, held)
+    return _Run(found, runner.clipped())
 
 
 # -- the runs among themselves ----------------------------------------------------------------------------------------
