@@ -58,13 +58,12 @@ class Training:
         self.losses: list[torch.Tensor] = []
         self.recorder: Recorder | None = None
         if folder is not None:
-            how = {"auto": "auto", "now": "now", "late": "late"}[check]
             self.recorder = Recorder(
                 self.model,
                 self.optimizer,
                 folder,
                 max_grad_norm=CLIP,
-                check=how,  # type: ignore[arg-type]  # one of three
+                check=check,  # type: ignore[arg-type]  # one of three
             )
 
     def step(self, number: int) -> None:

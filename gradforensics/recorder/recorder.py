@@ -60,7 +60,9 @@ class Recorder:
 
     check: "now" looks at the numbers of a step before the optimizer changes the weights; that waits for a CUDA device.
     "late" looks when they have arrived; the capsule then starts from the last copied state and holds the steps since,
-    which takes host memory for two copies of weights and optimizer state. "auto" is "late" on CUDA, "now" elsewhere.
+    which takes host memory for two copies of weights and optimizer state, and for batches above 16 MB device memory, up
+    to 2 GB. With several ranks only "now" gives the weights before the step exactly. "auto" is "late" on CUDA, "now"
+    elsewhere.
 
     The training is never changed and never stopped: what goes wrong in here is said once in the log of the logger
     "gradforensics.recorder", and then the recorder is quiet. Raises ValueError for arguments that make no sense.
@@ -324,6 +326,7 @@ class Recorder:
         record = self._open or self._begin_step()
         self._stepping = True
         record.skipped = skipped
+        record.touched = record.changes != self._names.changes()
         measuring.leave_out_idle(record)
         record.options = options_of(self._optimizer)
         if self._logs(record):
@@ -437,8 +440,8 @@ class Recorder:
                 held = {name: gradient / factor for name, gradient in held.items()}
             if record.clipped is None:
                 record.clipped = float(total_norm(gradients.present(self._names).values()))
-        if record.changes != self._names.changes():
-            record.notices.append("the weights were changed within the step: they are not those of its forward")
+        if not self._stepping:
+            record.touched = record.changes != self._names.changes()
         self._capsules.write(record, finding, [record], self._now(), held)
 
     def _raised(self, error: Exception) -> None:

@@ -53,8 +53,8 @@ class StepRecord:
     layers: norms of single parameters' gradients, by name. memory: bytes by name. dropped: micro-batches that were not
     kept. idle: those without a backward, left out. unrecordable: why a batch cannot be recorded. modes: the modules in
     evaluation mode and the parameters without gradient when the first loss to be learned from came out, else None.
-    changes: of the weights, counted when the step began. moved: something else than the optimizer changed them since
-    the step before. notices: what a replay of the step should know.
+    changes: of the weights, counted when the step began. moved, touched: something else than the optimizer changed
+    them between the step before and this one, and within this one. notices: what a replay of the step should know.
     unclipped, single: the norm before clipping and those of single parameters (`names`), until they are in `reading`,
     the numbers on their way. remarks: texts for the step's line in the log.
     """
@@ -74,6 +74,7 @@ class StepRecord:
     idle: int = 0
     changes: int = 0
     moved: bool = False
+    touched: bool = False
     modes: tuple[list[str], list[str]] | None = None
     notices: list[str] = field(default_factory=list)
     unrecordable: str = ""

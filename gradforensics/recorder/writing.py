@@ -137,6 +137,11 @@ def _notices(setting: Setting, steps: Sequence[StepRecord], state: State, strang
         yield f"{len(state.left_out)} optimizer states could not be recorded, such as {state.left_out[0]}"
     if setting.world_size > 1:
         yield f"one of {setting.world_size} ranks: the recorded gradients are those after the reduction over all"
+        if len(steps) > 1:
+            yield (
+                f"a replay rolls from step {steps[0].step} to step {steps[-1].step} with the gradients of this rank "
+                "alone: the weights before the step come out near those of the training, not the same"
+            )
     if any(tensor.dim() > 3 and not tensor.is_contiguous() for tensor in state.model.values()):
         yield "the weights were not contiguous (channels last): other kernels may run in the replay"
     if any(micro.batch.reordered for step in steps for micro in step.micros):
@@ -147,6 +152,8 @@ def _notices(setting: Setting, steps: Sequence[StepRecord], state: State, strang
     idle = sum(step.idle for step in steps)
     if idle:
         yield f"{idle} micro-batches without a backward are left out"
+    if any(step.touched for step in steps):
+        yield "something else than this optimizer changed the weights within a step: they are not those of its forward"
     if any(step.moved for step in steps[1:]):
         yield "something else than this optimizer changed the weights between the steps: the replay may differ"
     yield from steps[-1].notices

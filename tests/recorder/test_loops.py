@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import json
 import logging
 import math
 import os
@@ -140,7 +141,21 @@ def test_weights_that_another_optimizer_changed_within_the_step_are_told(tmp_pat
                     one.step()
                 two.step()
         header = capsule.read_header(capsule.find(tmp_path / str(both))[0])
-        assert any("changed within the step" in notice for notice in header.notices) is both
+        assert any("changed the weights within a step" in notice for notice in header.notices) is both
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_capsule_of_several_steps_of_one_rank_says_that_the_others_are_missing(ranks, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder(model, optimizer, tmp_path, check="late", at_steps=(1,)) as recorder:
+        for step in range(1, 4):
+            one_step(model, optimizer, recorder, torch.full((6, 4), math.nan) if step == 3 else None)
+    one, several = map(capsule.read_header, capsule.find(tmp_path))
+    assert (len(one.steps), len(several.steps)) == (1, 3)
+    assert not any("this rank alone" in notice for notice in one.notices)
+    assert any("this rank alone" in notice for notice in several.notices) is (ranks == 2)
 
 
 @pytest.mark.parametrize("outside", [True, False])
@@ -175,18 +190,21 @@ def test_modes_are_those_of_the_forward_also_where_the_capsule_is_written_later(
 def test_a_step_whose_optimizer_raised_is_not_mixed_with_the_next_one(check, tmp_path):
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Recorder(model, optimizer, tmp_path, check=check, at_steps=(2,)) as recorder:
+    losses = []
+    with Recorder(model, optimizer, tmp_path, check=check) as recorder:
         for turn in range(4):
             optimizer.param_groups[0]["lr"] = "wrong" if turn == 1 else 0.1
             try:
-                one_step(model, optimizer, recorder)
+                losses.append(one_step(model, optimizer, recorder))
             except (TypeError, RuntimeError):
                 assert turn == 1
+            if turn == 1:
+                recorder.save("the step that was tried again")
+    rows = map(json.loads, (tmp_path / "gradforensics-steps.jsonl").read_text().splitlines())
+    assert [(row["step"], row["loss"]) for row in rows] == list(enumerate(losses, 1))
     header, found = replayed(tmp_path, 2)
-    assert header.step == 2
     assert len(header.steps[-1].micro_batches) == 1
-    assert recorder.step == 4
-    assert found.loss == header.steps[-1].loss
+    assert found.loss == header.steps[-1].loss == losses[1]
 
 
 class Half(torch.optim.SGD):
@@ -194,7 +212,7 @@ class Half(torch.optim.SGD):
 
     count = 0
 
-    def step(self, closure=None):  # type: ignore[override]  # it raises
+    def step(self, closure=None):
         Half.count += 1
         if Half.count == 3:
             with torch.no_grad():
@@ -346,18 +364,20 @@ def test_a_buffer_made_in_inference_mode_and_another_default_device_are_no_obsta
     with Recorder(model, optimizer, tmp_path, check=check, at_steps=(2,), max_grad_norm=1.0) as recorder:
         for step in range(3):
             with torch.inference_mode():
-                model.cache = torch.full((3,), float(step))
+                if step == 0:
+                    model.cache = torch.zeros(3, dtype=torch.int64)
+                model.cache.fill_(step)
             x = torch.randn(6, 4)
             with torch.device("meta"):  # stands for a script that makes everything on "cuda"
                 one_step(model, optimizer, recorder, x)
     header, found = replayed(tmp_path, 2, _with_cache())
     assert header.steps[-1].loss == found.loss
-    assert from_capsule(capsule.find(tmp_path)[0]).model["cache"].tolist() == [1.0] * 3  # type: ignore[index]  # it is there
+    assert from_capsule(capsule.find(tmp_path)[0]).model["cache"].tolist() == [1] * 3  # type: ignore[index]  # it is there
 
 
 def _with_cache():
     model = small()
-    model.register_buffer("cache", torch.zeros(3))
+    model.register_buffer("cache", torch.zeros(3, dtype=torch.int64))
     return model
 
 
