@@ -76,7 +76,8 @@ def resting_on(diagnosis: Diagnosis, rule: str, test: Check) -> Diagnosis:
             return verdict
         holdings = tuple(Holding(sign, tuple(replace(hit, step=120) for hit in h.hits)) for h in verdict.holdings)
         made = replace(verdict.rule, signs=(sign,))
-        return replace(verdict, rule=made, holdings=holdings, judged_signs=(sign.name,), missing=())
+        judged = replace(verdict, rule=made, holdings=holdings, judged_signs=(sign.name,), missing=())
+        return replace(judged, onset=120, onset_after=119)
 
     verdicts = tuple(changed(v) for v in diagnosis.verdicts)
     primary = diagnosis.primary and next(v for v in verdicts if v.rule.id == diagnosis.primary.rule.id)
@@ -209,9 +210,9 @@ def test_clear_and_not_judged_say_that_one_step_was_looked_at(sick: Diagnosis) -
         page = render(build([resting_on(with_replay(sick, results), rule, severed_check)], []))
         assert told in page
     answered = (line("severed", "fault", "nothing", "", ""), line("severed", "unverified", "", "", ""))
-    for results in (answered[:1], answered[1:], (*results, answered[0])):
+    for other in (answered[:1], answered[1:], (*results, answered[0])):
         for rule in ("GF06", "GF20"):
-            page = render(build([resting_on(with_replay(sick, results), rule, severed_check)], []))
+            page = render(build([resting_on(with_replay(sick, other), rule, severed_check)], []))
             assert clear not in page
             assert silent not in page
 
