@@ -156,6 +156,30 @@ def test_softmax_over_a_fully_masked_row_is_the_root():
     assert "masked completely" in result.conclusion
 
 
+def where_marked(value, then):
+    """A tail that puts `value` at sample 2, token 3 and applies a function there and elsewhere."""
+    return lambda x, batch: x + 0 * then(torch.where(batch["mark"][..., None] > 0, value, 0.5 + 0 * x))
+
+
+@pytest.mark.parametrize(
+    ("tail", "operation", "reason"),
+    [
+        (where_marked(1.0, torch.atanh), "atanh", "atanh is infinite at -1 and 1"),
+        (where_marked(0.0, torch.logit), "logit", "logit is infinite at 0 and 1"),
+        (where_marked(1.0, torch.erfinv), "erfinv", "erfinv is infinite at -1 and 1"),
+        (where_marked(0.0, torch.lgamma), "lgamma", "lgamma is infinite at 0"),
+        (where_marked(-math.inf, lambda x: x.logsumexp(-1, keepdim=True)), "logsumexp", "masked completely"),
+        (where_marked(0.0, lambda x: 1 / x), "reciprocal", "the divisor is 0"),
+    ],
+)
+def test_a_pole_is_told_from_a_number_that_became_too_large(tail, operation, reason):
+    result = only(Tiny(tail=tail), tokens(mark=marked(0) * -1 + 1))
+    assert (result.outcome, result.text("operation")) == ("fault", operation)
+    assert reason in result.conclusion.lower()
+    assert "largest number" not in result.conclusion
+    assert place(result) == (2, 3, 0)
+
+
 def additive(scores, batch):
     return scores + batch["mask"][:, None]
 

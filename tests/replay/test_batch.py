@@ -70,6 +70,16 @@ def test_the_sample_and_the_token_of_a_bad_value_are_found_and_verified(value, t
     assert fault.number("bad_samples") == 1
 
 
+def test_features_that_cannot_be_cut_are_no_tokens():
+    x = torch.randn(8, TOKENS, generator=torch.Generator().manual_seed(0))
+    x[5, 3] = math.nan
+    model = nn.Linear(TOKENS, 4)  # takes so many features and no fewer
+    batch = (x, torch.arange(8) % 4)
+    first = judged([batch], model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))[0]
+    assert (first.outcome, first.number("sample"), first.number("token")) == ("fault", 5, None)
+    assert "token" not in first.conclusion
+
+
 def test_an_index_error_is_found_with_its_token():
     bad = texts()
     bad["labels"][3, 9] = VOCABULARY

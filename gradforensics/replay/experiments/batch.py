@@ -183,9 +183,13 @@ def _token(runner: StepRunner, search: _Search, *, evaluating: bool) -> int | No
     bad = search.bad[0]
     sample = _taken(search.micro, [bad])
     tokens = length(sample.batch)
+    broke = False  # what cannot be cut (features, a fixed length) raises when cut: that says nothing of a token
 
     def fails(batch: object) -> bool:
-        return _same(run(runner, [with_batch(sample, batch)], evaluating=evaluating), search.whole)
+        nonlocal broke
+        part = run(runner, [with_batch(sample, batch)], evaluating=evaluating)
+        broke = broke or (part.outcome.error is not None and _kind(part.outcome) != _kind(search.whole.outcome))
+        return _same(part, search.whole)
 
     if tokens < 2 or not fails(sample.batch):
         return None
@@ -196,6 +200,8 @@ def _token(runner: StepRunner, search: _Search, *, evaluating: bool) -> int | No
             failing = middle
         else:
             healthy = middle
+        if broke:
+            return None
     if healthy:
         return failing - 1
     # The first token alone fails, as it would if no token had to do with it: tried with that of a healthy sample.
