@@ -133,6 +133,15 @@ def test_the_beginning_of_a_sample_without_labels_is_not_taken_for_the_failure()
     assert place(fault)[2] in (8, 9)
 
 
+def test_a_beginning_that_is_bad_before_its_first_label_is_not_called_healthy():
+    bad = texts()
+    bad["labels"][5, :7] = -100
+    bad["gain"][5, 2] = math.nan  # what is cut before the labels has a loss of 0/0, and nobody can say why
+    fault, verified = judged([bad])
+    assert (place(fault)[:2], fault.number("token"), verified.outcome) == ((0, 5), None, "verified")
+    assert "healthy" not in fault.conclusion
+
+
 def test_a_batch_without_any_label_accuses_no_sample():
     bad = texts()
     bad["labels"][:] = -100

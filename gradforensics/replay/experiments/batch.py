@@ -183,30 +183,35 @@ def _token(runner: StepRunner, search: _Search, *, evaluating: bool) -> int | No
     bad = search.bad[0]
     sample = _taken(search.micro, [bad])
     tokens = length(sample.batch)
-    broke = False  # what cannot be cut (features, a fixed length) raises when cut: that says nothing of a token
 
-    def fails(batch: object) -> bool:
-        nonlocal broke
+    def told(batch: object) -> str:
+        """Whether it fails, is healthy, or fails in another way, which says nothing of a token.
+
+        That is so of what cannot be cut (features, a fixed length) and of a beginning without a label.
+        """
         part = run(runner, [with_batch(sample, batch)], evaluating=evaluating)
-        broke = broke or (part.outcome.error is not None and _kind(part.outcome) != _kind(search.whole.outcome))
-        return _same(part, search.whole)
+        if _same(part, search.whole):
+            return "fails"
+        return "otherwise" if part.outcome.failure else "healthy"
 
-    if tokens < 2 or not fails(sample.batch):
+    if tokens < 2 or told(sample.batch) != "fails":
         return None
-    healthy, failing = 0, tokens
-    while failing - healthy > 1:
-        middle = (healthy + failing) // 2
-        if fails(cut(sample.batch, middle)):
+    below, failing, last = 0, tokens, ""
+    while failing - below > 1:
+        middle = (below + failing) // 2
+        found = told(cut(sample.batch, middle))
+        if found == "fails":
             failing = middle
         else:
-            healthy = middle
-        if broke:
-            return None
-    if healthy:
+            below, last = middle, found
+    if last == "healthy":
         return failing - 1
-    # The first token alone fails, as it would if no token had to do with it: tried with that of a healthy sample.
+    if below > 1:
+        return None
+    # The first token alone tells nothing, or fails as it would if no token had to do with it: tried with that of a
+    # healthy sample.
     other = next((s for s in range(size(search.micro.batch)) if s not in search.alone), None)
-    if other is None or fails(graft(take(search.micro.batch, [bad, other]), 0)):
+    if other is None or told(graft(take(search.micro.batch, [bad, other]), 0)) == "fails":
         return None
     return 0
 
