@@ -129,3 +129,12 @@ def fields_of(batch: Any) -> Fields:
         if part in found and found[part].dtype.is_floating_point:
             del found[part], keys[part]
     return Fields(found.get("ids"), found.get("labels"), found.get("mask"), found.get("positions"), keys)
+
+
+def replaced(batch: Any, key: str | int, tensor: torch.Tensor) -> Any:
+    """The batch with another tensor under one of the `keys` of its `Fields`."""
+    if isinstance(batch, Mapping):
+        return {**batch, key: tensor}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(tensor if place == key else item for place, item in enumerate(batch))
+    return tensor

@@ -10,6 +10,8 @@ import torch
 
 from gradforensics.replay.step import StepRunner
 
+CLIPPED = 0.999  # a gradient with a norm of that part of the limit was clipped
+
 Gradients = Mapping[str, torch.Tensor | None]
 
 

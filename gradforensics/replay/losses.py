@@ -208,7 +208,10 @@ class Watched:
 
 
 def run(runner: StepRunner, micros: Sequence[Micro], *, repair: bool = False, **changes: Any) -> Watched:
-    """`StepRunner.compute` of these micro-batches, watched."""
+    """`StepRunner.compute` of these micro-batches, watched. Only the norm of the gradients is kept.
+
+    Many parts of a step are held at a time; their gradients would take as many times the memory of the model.
+    """
     made: list[Seen] = []
 
     def watch(model: nn.Module) -> Seen:
@@ -216,6 +219,7 @@ def run(runner: StepRunner, micros: Sequence[Micro], *, repair: bool = False, **
         return made[-1]
 
     outcome = runner.compute(micros, watch=watch, **changes)
+    outcome.gradients = {}
     return Watched(outcome, made[0])
 
 
@@ -266,3 +270,16 @@ def agreement(laid: torch.Tensor, reference: torch.Tensor, offset: int) -> float
     ours, theirs = laid[:, :width], reference[:, offset : offset + width].to("cpu", torch.int64)
     both = (ours >= 0) & (theirs >= 0)
     return float((ours == theirs)[both].double().mean()) if int(both.sum()) >= 4 else None
+
+
+def of_another_sequence(labels: torch.Tensor, ids: torch.Tensor | None, lookups: Sequence[Lookup]) -> bool:
+    """Whether labels (samples, tokens) are ids of a sequence that was embedded beside `ids`, as a decoder's are.
+
+    labels: negative where they do not count.
+    """
+    return any(
+        (agreement(labels, one.ids, offset) or 0) >= _MATCH
+        for one in lookups
+        if one.ids.dim() == 2 and (ids is None or not torch.equal(one.ids, ids.cpu()))
+        for offset in (0, 1)
+    )

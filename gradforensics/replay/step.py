@@ -305,6 +305,12 @@ class StepRunner:
         return None if dtype is None else Autocast(self.device, True, dtype)
 
 
+def told(error: BaseException) -> str:
+    """The type of an exception and the first 300 characters of its text, on one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{f': {text}' if text else ''}"[:300]
+
+
 def _put(tensor: torch.Tensor, saved: torch.Tensor) -> None:
     """Give a parameter or buffer these contents; a parameter of the same kind keeps its memory."""
     if isinstance(tensor, nn.Parameter) and tensor.dtype == saved.dtype and tensor.shape == saved.shape:

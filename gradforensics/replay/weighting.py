@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import nn
 
-from gradforensics.replay.batches import fields_of, size, take, with_batch
+from gradforensics.replay.batches import fields_of, replaced, size, take, with_batch
+from gradforensics.replay.gradients import Gradients, compare
 from gradforensics.replay.recording import Micro
 from gradforensics.replay.step import StepRunner
 
@@ -57,11 +60,10 @@ def repeats_ids(batch: Any, ignore_index: int = -100) -> bool:
 
 
 def weighting(runner: StepRunner) -> Weighting:
-    """Find out what the loss divides by, and from that the weights; runs at most two steps, forward only.
+    """Find out what the loss divides by, and from that the weights; runs at most three steps and four samples.
 
-    A mean does not change when every sample is there twice, a sum doubles. Means over tokens and over samples are told
-    apart by two halves of a micro-batch with unequal numbers of labels: the loss of both is the mean of their losses,
-    weighted with the labels or with the samples.
+    A mean does not change when every sample is there twice, a sum doubles. What a mean is over shows in the gradient of
+    a micro-batch, which is that of two halves of it, weighted with their labels or with their samples.
     """
     micros = runner.step.micros
     ignore = int(runner.settings.get("ignore_index", -100))
@@ -84,11 +86,10 @@ def weighting(runner: StepRunner) -> Weighting:
         what = f"changes by a factor of {factor:.4g}" if math.isfinite(factor) else "could not be computed"
         return Weighting(None, counts, None, f"the loss of the first micro-batch with every sample twice {what}: it is "
                          "neither a mean nor a sum over samples")  # fmt: skip
-    divisor: Divisor | None = "samples"
-    if tokens:
-        divisor = _by_halves(runner, [one for one in labels if one is not None])
+    divisor = _divisor(runner, [one for one in labels if one is not None] if tokens else None, ignore)
     if divisor is None:
-        return Weighting(None, counts, None, "the loss is a mean neither over labels nor over samples")
+        return Weighting(None, counts, None, "the loss is a mean neither over labels nor over samples, as where "
+                         "samples or classes weigh differently")  # fmt: skip
     parts = counts if divisor == "tokens" else samples
     return Weighting(tuple(n / sum(parts) for n in parts), parts, divisor)
 
@@ -113,21 +114,105 @@ def _loss(runner: StepRunner, micro: Micro) -> float:
     return found.loss if found.error is None else math.nan
 
 
-def _by_halves(runner: StepRunner, labels: list[torch.Tensor]) -> Divisor | None:
-    """Tokens or samples; tokens where no micro-batch can tell them apart, None where neither fits."""
-    spread = [int(one.max() - one.min()) if one.numel() > 1 else 0 for one in labels]
-    index = max(range(len(labels)), key=spread.__getitem__)
-    micro, valid = runner.step.micros[index], labels[index]
-    order = [s for s in valid.argsort().tolist() if valid[s]]
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A batch in two parts, and how many labels and samples each of them has."""
+
+    micro: Micro
+    parts: tuple[Micro, Micro]
+    labels: tuple[int, int]
+    samples: tuple[int, int]
+
+    def weights(self, divisor: Divisor) -> list[float]:
+        """Of the parts' losses in that of the batch."""
+        counts = self.labels if divisor == "tokens" else self.samples
+        return [count / sum(counts) for count in counts]
+
+
+def _divisor(runner: StepRunner, labels: list[torch.Tensor] | None, ignore: int) -> Divisor | None:
+    """What the mean is over: labels, where there are any per token and nothing speaks against it; None for neither.
+
+    A loss may not know the ignored label: what then comes of a shortened sample says nothing. Where no trial can tell,
+    every micro-batch must have as many labels as the others.
+    """
+    both: list[Divisor] = ["samples"] if labels is None else ["tokens", "samples"]
+    possible = _fitting(runner, _halves(runner, labels), both)
+    if possible == []:
+        return None
+    if labels is not None and (possible is None or len(possible) > 1):
+        narrowed = _fitting(runner, _shortened(runner.step.micros[_most_spread(labels)], ignore), possible or both)
+        possible = narrowed or possible
+    if possible is None or (len(possible) > 1 and not _alike(runner, labels)):
+        return both[0] if _alike(runner, labels) else None
+    return possible[0]
+
+
+def _alike(runner: StepRunner, labels: list[torch.Tensor] | None) -> bool:
+    """Whether every micro-batch has as many samples and labels as the others."""
+    samples = {size(m.batch) for m in runner.step.micros}
+    return len(samples) == 1 and (labels is None or len({int(one.sum()) for one in labels}) == 1)
+
+
+def _fitting(runner: StepRunner, trial: _Trial | None, among: list[Divisor]) -> list[Divisor] | None:
+    """With which of these the gradients of the parts give that of the batch; None without a trial that could be run."""
+    whole = None if trial is None else _gradients(runner, [trial.micro], [1.0])
+    if trial is None or whole is None:
+        return None
+    found: list[Divisor] = []
+    for divisor in among:
+        parts = _gradients(runner, trial.parts, trial.weights(divisor))
+        if parts is None:
+            return None
+        if compare(parts, whole).relative <= _SAME:
+            found.append(divisor)
+    return found
+
+
+def _most_spread(labels: list[torch.Tensor]) -> int:
+    """The micro-batch whose samples have the most unequal numbers of labels; one sample has no halves."""
+    return max(range(len(labels)), key=lambda i: int(labels[i].max() - labels[i].min()) + (len(labels[i]) > 1))
+
+
+def _halves(runner: StepRunner, labels: list[torch.Tensor] | None) -> _Trial | None:
+    """A micro-batch and its halves, samples with few labels in one and with many in the other."""
+    micros = runner.step.micros
+    valid = labels if labels is not None else [torch.ones(size(m.batch), dtype=torch.int64) for m in micros]
+    index = _most_spread(valid)
+    order = [s for s in valid[index].argsort().tolist() if valid[index][s]]
+    if len(order) < 2:
+        return None
     halves = order[: len(order) // 2], order[len(order) // 2 :]
-    if not spread[index] or not halves[0]:
-        return "tokens"
-    whole, low, high = (_loss(runner, with_batch(micro, take(micro.batch, part))) for part in (order, *halves))
-    n, m = (int(valid[part].sum()) for part in halves)
-    by_tokens = (n * low + m * high) / (n + m)
-    by_samples = (len(halves[0]) * low + len(halves[1]) * high) / len(order)
-    if abs(by_tokens - by_samples) <= _SAME / 5 * abs(whole):
-        return "tokens"
-    apart = {"tokens": abs(by_tokens - whole), "samples": abs(by_samples - whole)}
-    best: Divisor = "tokens" if apart["tokens"] <= apart["samples"] else "samples"
-    return best if apart[best] <= _SAME * abs(whole) else None
+    whole, low, high = (with_batch(micros[index], take(micros[index].batch, part)) for part in (order, *halves))
+    counts = int(valid[index][halves[0]].sum()), int(valid[index][halves[1]].sum())
+    return _Trial(whole, (low, high), counts, (len(halves[0]), len(halves[1])))
+
+
+def _shortened(micro: Micro, ignore: int) -> _Trial | None:
+    """The sample with the most labels beside itself without the second half of them."""
+    counts = valid_labels(micro.batch, ignore)
+    fields = fields_of(take(micro.batch, [int(counts.argmax())] * 2)) if counts is not None else None
+    if counts is None or fields is None or fields.labels is None:
+        return None
+    sample, labels = int(counts.argmax()), fields.labels
+    places = (labels[1] != ignore).nonzero().reshape(-1)
+    labels[1, places[len(places) // 2 :]] = ignore
+    both = replaced(take(micro.batch, [sample] * 2), fields.keys["labels"], labels)
+    each = valid_labels(both, ignore)
+    if each is None or not bool(each.all()) or int(each[0]) == int(each[1]):
+        return None
+    parts = with_batch(micro, take(both, [0])), with_batch(micro, take(both, [1]))
+    return _Trial(with_batch(micro, both), parts, (int(each[0]), int(each[1])), (1, 1))
+
+
+def _gradients(runner: StepRunner, micros: Sequence[Micro], weights: Sequence[float]) -> Gradients | None:
+    """Of the weighted losses in evaluation mode; None where that fails."""
+    scale = runner.step.scale or 1.0  # without it gradients of half precision may be too small
+    found = runner.compute(
+        micros, weights=[weight * scale for weight in weights], evaluating=True, watch=_without_cudnn
+    )
+    return None if found.failure else found.gradients
+
+
+def _without_cudnn(_: nn.Module) -> AbstractContextManager[None]:
+    """Its recurrent networks have no backward in evaluation mode."""
+    return torch.backends.cudnn.flags(enabled=False)

@@ -10,6 +10,7 @@ from torch import nn
 from gradforensics.replay.experiment import Context
 from gradforensics.replay.experiments.accumulation import EXPERIMENT
 from gradforensics.replay.weighting import valid_labels, weighting
+from gradforensics.torch_state import total_norm
 
 
 @pytest.fixture
@@ -265,3 +266,48 @@ def test_the_weights_sum_to_one_for_a_mean(training, uneven):
     found = weighting(training.runner(recording, training.LM(), training.lm_loss))
     assert found.divisor == "tokens"
     assert found.weights == pytest.approx((16 / 22, 4 / 22, 2 / 22))
+
+
+def test_samples_that_weigh_differently_have_no_weights_to_judge_by(training):
+    def loss(model, batch):
+        logits = model(batch["input_ids"]).transpose(1, 2)
+        each = F.cross_entropy(logits, batch["labels"], reduction="none").mean(1)
+        return (each * batch["weight"]).sum() / batch["weight"].sum()
+
+    draw = torch.Generator().manual_seed(0)
+    micros = [training.tokens(6, 8, seed) | {"weight": torch.rand(6, generator=draw)} for seed in range(3)]
+    results = ask(training, micros, loss=loss)
+    assert kinds(results) == (["inconclusive"], "")
+    assert "weigh differently" in results[0].conclusion
+
+
+def test_one_sample_each_tells_labels_from_samples_too(training):
+    micros = [training.tokens(1, 8, seed) for seed in range(3)]
+    for keep, batch in zip((8, 2, 1), micros, strict=True):
+        batch["labels"] = batch["labels"].masked_fill(torch.arange(8) >= keep, -100)
+
+    def by_samples(model, batch):
+        each = F.cross_entropy(model(batch["input_ids"]).transpose(1, 2), batch["labels"], reduction="none").sum(1)
+        return (each / (batch["labels"] != -100).sum(1)).mean()
+
+    assert kinds(ask(training, micros)) == (["fault", "verified"], "mean-of-means")
+    assert kinds(ask(training, micros, loss=by_samples)) == (["clean"], "agrees")
+
+
+def test_a_loss_that_knows_no_ignored_label_is_judged_by_halves(training, even):
+    def loss(model, batch):
+        picked = model(batch["input_ids"]).log_softmax(-1).gather(-1, batch["labels"][..., None])
+        return -((1 - picked.exp()) ** 2 * picked).mean()
+
+    assert kinds(ask(training, even, loss=loss)) == (["clean"], "agrees")
+
+
+def test_the_weights_give_the_gradient_of_the_micro_batches_put_together(training, uneven):
+    torch.manual_seed(2)
+    recording = training.record(training.LM(), training.lm_loss, [uneven])
+    runner = training.runner(recording, training.LM(), training.lm_loss)
+    (result, _) = EXPERIMENT.run(Context(runner))
+    runner.restore()
+    training.lm_loss(runner.model, {k: torch.cat([one[k] for one in uneven]) for k in uneven[0]}).backward()
+    norm = total_norm(p.grad for p in runner.model.parameters() if p.grad is not None)
+    assert result.number("grad_norm", "whole batch") == pytest.approx(float(norm), rel=1e-4)

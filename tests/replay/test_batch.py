@@ -323,6 +323,52 @@ def test_a_hard_sample_of_a_trained_classifier_is_no_fault_and_a_value_out_of_al
     assert (fault.outcome, fault.number("sample")) == ("fault", 5)
 
 
+def test_samples_that_a_loss_compares_with_each_other_are_not_judged_alone():
+    def contrasting(model, batch):
+        rows = F.normalize(model.embed(batch["input_ids"]).mean(1), dim=1)
+        return F.cross_entropy(rows @ rows.T * 10, torch.arange(len(rows)))
+
+    (result,) = judged([texts(), texts(seed=1)], loss=contrasting)  # of one row alone the loss is 0
+    assert result.outcome == "inconclusive"
+    assert "compares samples with each other" in result.conclusion
+
+
+def test_a_sample_is_not_accused_where_the_others_are_no_better_without_it():
+    class Model(Causal):
+        def forward(self, batch):  # as batch statistics of one sample may do
+            alone = len(batch["gain"]) == 1 and bool((batch["gain"] == 2).any())
+            return super().forward(batch) * (6.0 if alone else 1.0)
+
+    bad = texts()
+    bad["gain"][5, 6] = 2
+    found, proof = judged([bad], Model())
+    assert (found.outcome, proof.outcome) == ("inconclusive", "unverified")
+    assert found.number("sample") == 5
+    assert "not at the level of the others without it" in found.conclusion
+
+
+def test_masks_of_dropout_accuse_no_sample():
+    class Model(Causal):
+        def forward(self, batch):
+            unlucky = self.training and len(batch["gain"]) == 1 and bool((batch["gain"] == 2).any())
+            return super().forward(batch) * (6.0 if unlucky else 1.0)
+
+    (result,) = judged([texts(gain=torch.ones(8, TOKENS).index_fill(0, torch.tensor([5]), 2))], Model(dropout=0.1))
+    assert result.outcome == "clean"
+    assert "Compared in evaluation mode" in result.conclusion
+
+
+def test_a_sample_stands_out_of_a_sum_as_well():
+    def summed(model, batch):
+        return weighted(model, batch) * batch["weights"][:, 1:].numel()
+
+    weights = torch.ones(8, TOKENS)
+    weights[5, 9] = 1e4
+    fault, proof = judged([texts(seed=1, weights=weights)], loss=summed)
+    assert (fault.outcome, proof.outcome, fault.number("sample")) == ("fault", "verified", 5)
+    assert "(sum)" in proof.result
+
+
 def test_very_few_samples_are_not_compared():
     (result,) = judged([texts(2)])
     assert result.outcome == "inconclusive"

@@ -11,6 +11,7 @@ from gradforensics.replay.experiments.content import EXPERIMENT
 from gradforensics.replay.program import Program
 from gradforensics.replay.recording import Micro, Recording, Step
 from gradforensics.replay.step import StepRunner
+from gradforensics.torch_state import total_norm
 
 VOCABULARY, WIDTH, TOKENS, SAMPLES = 40, 8, 16, 8
 PAD, EOS = 0, 1
@@ -58,14 +59,14 @@ def padded(seed=0, side="right"):
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
 
-def results(batches, loss=inside, model=None, found=(), settings=None, **step):
+def results(batches, loss=inside, model=None, found=(), settings=None, logged=None, **step):
     torch.manual_seed(0)
     micros = tuple(one if isinstance(one, Micro) else Micro(one) for one in batches)
     recording = Recording("a test", (Step(7, micros, **step),), settings=settings or {})
-    context = Context(StepRunner(recording, Program(model or Model(), loss), "cpu"), found=list(found))
+    context = Context(StepRunner(recording, Program(model or Model(), loss), "cpu"), logged or {}, found=list(found))
     told = list(EXPERIMENT.run(context))
     assert len(told) == len(QUESTIONS)
-    assert context.runner.spent == pytest.approx(EXPERIMENT.cost(context))
+    assert context.runner.spent <= EXPERIMENT.cost(context) + 1e-6
     by_name = {q.name: one for one in reversed(told) for q in one.quantities[:1]}
     return {question: by_name.get(name) for question, name in QUESTIONS.items()} | {"all": told}
 
@@ -355,6 +356,34 @@ def test_a_mean_stays_one_with_smoothing_class_weights_and_another_term(change):
     told = results([padded()], loss)["scale"]
     assert told.outcome == "clean"
     assert told.number("loss_over_mean") == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("clip", "logged", "outcome"),
+    [(None, None, "clean"), (0.1, None, "inconclusive"), (0.1, "sum", "fault"), (0.1, "mean", "clean")],
+)
+def test_a_sum_whose_gradient_is_divided_after_the_backward_is_clean_unless_clipping_hides_it(clip, logged, outcome):
+    """logged: whose gradient's norm the log holds."""
+    batch = padded()
+    valid = int((batch["labels"][:, 1:] != -100).sum())
+    torch.manual_seed(0)
+    model = Model()
+    summed(model, batch).backward()
+    divided = {n: p.grad / valid for n, p in model.named_parameters() if p.grad is not None}
+    norm = float(total_norm(divided.values()))
+    if clip is not None:
+        divided = {n: g * clip / norm for n, g in divided.items()}
+    log = {} if logged is None else {"grad_norm": norm * (valid if logged == "sum" else 1)}
+    micro = Micro(batch, backward=torch.tensor(1.0))
+    told = results([micro], summed, gradients=divided, max_grad_norm=clip, logged=log)["scale"]
+    assert told.outcome == outcome
+
+
+def test_no_label_that_counts_means_that_nothing_was_checked():
+    ignored = padded()
+    ignored["labels"] = torch.full_like(ignored["labels"], -100)
+    found = results([ignored])
+    assert next(one for one in found["all"] if "labels against" in one.result).outcome == "inconclusive"
 
 
 def test_labels_that_are_their_own_input_are_a_leak():

@@ -229,3 +229,31 @@ def test_what_cannot_be_compared_says_why(training, trained):
         results = ask(training, trained, *batches, **options)
         assert outcomes(results) == ["inconclusive"], reason
         assert reason in results[0].conclusion
+
+
+class Translator(nn.Module):
+    """The tokens that are no pads, summed, before a decoder that gets the labels shifted by one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed, self.head = nn.Embedding(31, 8, padding_idx=PAD), nn.Linear(8, 31)
+
+    def forward(self, input_ids, decoder_ids):
+        return self.head(self.embed(decoder_ids).cumsum(1) + self.embed(input_ids).sum(1, keepdim=True))
+
+
+def translation(model, batch):
+    before = F.pad(batch["labels"].clamp(min=0), (1, -1), value=1)
+    return F.cross_entropy(model(batch["input_ids"], before).flatten(0, 1), batch["labels"].flatten())
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_labels_of_a_decoder_do_not_move_with_the_pads_of_the_encoder(training, side):
+    batch = padded(side)
+    batch["labels"] = torch.randint(2, 31, (4, 7), generator=torch.Generator().manual_seed(0))
+    assert outcomes(ask(training, None, batch, loss=translation, model=Translator())) == ["clean"]
+    batch["labels"] = torch.randint(2, 31, (4, WIDTH), generator=torch.Generator().manual_seed(0))
+    (result,) = ask(training, None, batch, loss=translation, model=Translator())
+    assert result.outcome == "inconclusive"
+    assert "of a decoder" in result.conclusion

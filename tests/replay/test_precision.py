@@ -196,3 +196,17 @@ def test_a_program_that_chooses_its_precision_itself_gives_no_verdict(gain):
     (result,) = answers(Model(gain), FP16, own_autocast)
     assert result.outcome == "inconclusive"
     assert "itself" in result.conclusion
+
+
+def test_a_model_that_calls_no_module_has_no_headroom():
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+    (result,) = answers(
+        Bare(), loss=lambda model, batch: (batch @ model.weight).square().mean(), batch=torch.ones(3, 4)
+    )
+    assert result.outcome == "clean"
+    assert result.number("headroom") is None
+    assert "not known" in result.conclusion

@@ -364,3 +364,10 @@ def test_a_parameter_used_in_one_micro_batch_only_is_not_severed():
 
     (result,) = judged(Model(), micros=2)
     assert (result.outcome, result.number("severed"), result.number("unused")) == ("clean", 0, 4)
+
+
+def test_a_step_whose_gradients_are_all_zero_shows_nothing():
+    (result,) = judged(Blocks(), lambda model, batch: cross_entropy(model, batch) * 0)
+    assert result.outcome == "inconclusive"
+    assert result.number("zero") == result.number("trainable") == 10
+    assert "gets a gradient" not in result.conclusion

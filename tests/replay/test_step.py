@@ -214,11 +214,13 @@ def test_sparse_gradients_are_read_as_dense_ones(training):
 
     ids = torch.randint(0, 9, (3, 6), generator=torch.Generator().manual_seed(1))
     recording = Recording("none", (Step(1, (Micro(ids), Micro(ids)), scale=64.0),))
-    sparse = training.runner(copy.copy(recording), Sparse(), next_token).compute()
+    runner = training.runner(copy.copy(recording), Sparse(), next_token)
+    sparse = runner.compute()
     dense = training.runner(recording, Tied(tied=False), next_token).compute()
     assert sparse.error is None
     assert sparse.norm == pytest.approx(dense.norm, rel=1e-6)
     torch.testing.assert_close(sparse.gradients["embed.weight"], dense.gradients["embed.weight"])
+    torch.testing.assert_close(runner.clipped()["embed.weight"], dense.gradients["embed.weight"])
 
 
 def test_an_exception_is_an_outcome_with_what_ran_before_it(training):

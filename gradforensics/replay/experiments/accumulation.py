@@ -16,9 +16,9 @@ import torch
 
 from gradforensics.experiments import Quantity, Result
 from gradforensics.replay.experiment import Context, Experiment
-from gradforensics.replay.gradients import Comparison, Gradients, compare
+from gradforensics.replay.gradients import CLIPPED, Comparison, Gradients, compare
 from gradforensics.replay.recording import Micro
-from gradforensics.replay.step import Outcome, StepRunner
+from gradforensics.replay.step import Outcome, StepRunner, told
 from gradforensics.replay.weighting import Weighting, weighting
 
 Kind: TypeAlias = Literal["agrees", "missing-division", "cleared-each", "mean-of-means", "other"]
@@ -27,7 +27,6 @@ _EQUAL = 0.01
 _FACTOR = 0.1  # a norm within 10 % of a factor shows that factor (8 micro-batches undivided: measured 8.0)
 _PARALLEL = 0.99
 _SAME_DIRECTION = 0.9999
-_CLIPPED = 0.999  # a norm of that part of the limit was clipped
 _UNITS = {"tokens": "valid labels", "given": "valid labels", "samples": "samples", "none": "labels or samples"}
 
 
@@ -55,8 +54,8 @@ def _run(context: Context) -> Iterator[Result]:
         return
     computed = runner.compute()
     if computed.failure:
-        what = str(computed.error) if computed.error else "its loss or gradient is not finite"
-        yield _undecided(context, f"{count} micro-batches; {what[:200]}", "No finite gradient to compare.")
+        what = told(computed.error) if computed.error else "its loss or gradient is not finite"
+        yield _undecided(context, f"{count} micro-batches; {what}", "No finite gradient to compare.")
         return
     clipped = runner.clipped()
     weights = weighting(runner)
@@ -116,7 +115,7 @@ def _step_gradient(context: Context, computed: Outcome, whole: Outcome, clipped:
     recorded: Gradients = dict(step.gradients)
     norm = math.sqrt(sum(float(g.double().norm()) ** 2 for g in step.gradients.values()))
     limit = step.max_grad_norm
-    if not limit or norm < _CLIPPED * limit:
+    if not limit or norm < CLIPPED * limit:
         return _Step(recorded, "recorded")
     if not compare(recorded, clipped).cosine > _PARALLEL:
         return _Step(recorded, "recorded", "it was clipped, so that only its direction is known")
@@ -170,7 +169,7 @@ def _judged(runner: StepRunner, step: _Step, whole: Gradients, weights: Weightin
             words = f"it is {one.ratio:.3g} times too large: the losses were not divided by their number ({count})"
             return _Finding("missing-division", against, words)
     if uneven and means.relative <= _EQUAL:
-        words = "every micro-batch counts the same, whatever number of valid labels it has"
+        words = f"every micro-batch counts the same, whatever number of {_UNITS[weights.divisor or 'none']} it has"
         return _Finding("mean-of-means", against, words)
     last = _weighted(runner, [1.0], [micros[-1]]).gradients
     if compare(step.gradients, last).cosine > _SAME_DIRECTION:
@@ -209,7 +208,7 @@ def _result(context: Context, weights: Weighting, step: _Step, finding: _Finding
         f"{whole.norm:.4g}: ratio {against.ratio:.4g}, cosine {against.cosine:.5f}; {ends} {unit} each",
         f"The step's gradient: {finding.words}."
         + (f" Not certain: {step.doubt}." if step.doubt and finding.kind != "agrees" else "")
-        + (_harm(context.runner, finding) if fault else ""),
+        + (_harm(context.runner, finding, unit) if fault else ""),
         outcome,
         [
             Quantity("ratio", against.ratio),
@@ -223,12 +222,12 @@ def _result(context: Context, weights: Weighting, step: _Step, finding: _Finding
     )  # fmt: skip
 
 
-def _harm(runner: StepRunner, finding: _Finding) -> str:
+def _harm(runner: StepRunner, finding: _Finding, unit: str) -> str:
     """What the fault does with the optimizer at hand."""
     if finding.kind == "cleared-each":
         return " Only a part of the batch is trained on, with more noise."
     if finding.kind == "mean-of-means":
-        return " Labels in short micro-batches count more than others."
+        return f" {unit.capitalize()} of small micro-batches count more than others."
     name = runner.recording.optimizer_class.rpartition(".")[2]
     if "adam" in name.lower():
         return (
@@ -255,5 +254,6 @@ def _cure(context: Context, weights: Weighting, finding: _Finding, whole: Outcom
     )
 
 
-# the step, the whole batch, the mean of means, the last micro-batch, and up to three steps' forward for the weights
-EXPERIMENT = Experiment("accumulation", lambda _: 6.0, _run)
+# the step, the whole batch, the mean of means, the last micro-batch; for the weights a micro-batch, it twice over, in
+# halves, and four times one of its samples
+EXPERIMENT = Experiment("accumulation", lambda _: 11.0, _run)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gradforensics.experiments import Quantity, Result
 from gradforensics.replay import batches
 from gradforensics.replay.experiment import Context, Experiment
-from gradforensics.replay.step import Outcome, StepRunner
+from gradforensics.replay.step import Outcome, StepRunner, told
 from gradforensics.replay.tracing import Finding, Tracer
 from gradforensics.replay.tracing_causes import NO_LABEL
 from gradforensics.replay.tracing_lineage import Record
@@ -201,8 +201,7 @@ def _quantities(finding: Finding) -> list[Quantity]:
 
 def _raised(context: Context, tracer: Tracer, error: Exception) -> Result:
     raised = tracer.raised(error)
-    message = " ".join(str(error).split())
-    what = f"{type(error).__name__}: {message[:300]}"
+    what = told(error)
     place = f"in {raised.module}" + (f" ({raised.source_line})" if raised.source_line else "")
     when = f"in the backward of {raised.node}, made {place}" if raised.node else place
     conclusion = "The step ends with this exception each time that it is replayed from this state."

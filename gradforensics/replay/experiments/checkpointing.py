@@ -18,7 +18,7 @@ from gradforensics.replay import activation_checkpoints
 from gradforensics.replay.activation_checkpoints import Mode
 from gradforensics.replay.experiment import Context, Experiment
 from gradforensics.replay.gradients import Comparison, compare, differing, resolution
-from gradforensics.replay.step import Outcome, StepRunner
+from gradforensics.replay.step import Outcome, StepRunner, told
 
 _FAULT = 1e-3  # relative difference in float32 (catalogue of faults, GF04); a recomputation alone gives the same bits
 _CURES: tuple[tuple[Mode, str], ...] = (
@@ -72,7 +72,7 @@ def _in_mode(runner: StepRunner, mode: Mode) -> _Run:
 
 def _told(found: Outcome) -> str:
     if found.error is not None:
-        return f"{type(found.error).__name__}: {str(found.error).strip()}"[:300]
+        return told(found.error)
     return "the loss is not finite" if found.failure == "nonfinite_loss" else "the gradient is not finite"
 
 

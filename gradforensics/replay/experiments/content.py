@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 import torch
 
 from gradforensics.experiments import Outcome, Quantity, Result
-from gradforensics.replay.batches import Fields, fields_of, size
 from gradforensics.replay.experiment import Context, Experiment
-from gradforensics.replay.losses import Grid, LossCall, Watched, agreement, grid, run
+from gradforensics.replay.gradients import CLIPPED
+from gradforensics.replay.losses import LossCall, agreement, of_another_sequence
+from gradforensics.replay.parts import Part, part_of
 from gradforensics.replay.recording import Micro
+from gradforensics.replay.step import told
 from gradforensics.replay.tokens import (
     MOST_REPEATS,
     at_least,
@@ -26,6 +28,7 @@ from gradforensics.replay.tokens import (
     pads_of,
     single_token_share,
 )
+from gradforensics.torch_state import total_norm
 
 _EOS_IN_IDS, _EOS_IN_LABELS = 0.9, 0.1  # CATALOGUE GF15: end tokens in 90 % of the samples, in 10 % of the labels
 _EMPTY_SHARE, _CHANCE = 0.01, 1e-3  # GF15: 1 % of the samples without labels; so many by chance: one step in 1000
@@ -37,38 +40,10 @@ _FEW = 16  # labels below which agreement with the ids may be chance
 
 
 @dataclass(slots=True)
-class _Part:
-    """One micro-batch: its data, its run, and how the labels of its largest cross-entropy call lie in it."""
-
-    index: int
-    micro: Micro
-    watched: Watched
-    fields: Fields
-    ids: torch.Tensor | None
-    samples: int
-    call: LossCall | None = None
-    grid: Grid | None = None
-
-    @property
-    def counted(self) -> torch.Tensor | None:
-        """Which labels count in the loss, bool (samples, columns); None where they cannot be laid over the samples."""
-        if self.call is None or self.grid is None:
-            return None
-        return self.call.counted.reshape(self.samples, self.grid.columns)
-
-    @property
-    def target(self) -> torch.Tensor | None:
-        """The labels as the loss got them, int64 (samples, columns)."""
-        if self.call is None or self.grid is None:
-            return None
-        return self.call.target.reshape(self.samples, self.grid.columns)
-
-
-@dataclass(slots=True)
 class _Bad:
     """An index outside of its table."""
 
-    part: _Part
+    part: Part
     sample: int | None
     token: int | None
     index: int
@@ -87,26 +62,13 @@ class _Told:
 
 
 def _run(context: Context) -> Iterator[Result]:
-    parts = [_part(context, index, micro) for index, micro in enumerate(context.runner.step.micros)]
+    parts = [part_of(context.runner, index, micro) for index, micro in enumerate(context.runner.step.micros)]
     questions = (
         _ids(parts), _labels(parts), _pads(context, parts), _ends(context, parts), _empty(context, parts),
         _repeats(context, parts), _scale(context, parts), _shift(parts),
     )  # fmt: skip
-    for told in questions:
-        yield context.result("content", "nothing", told.result, told.conclusion, told.outcome, told.quantities)
-
-
-def _part(context: Context, index: int, micro: Micro) -> _Part:
-    watched = run(context.runner, [micro], repair=True, weights=[1.0])
-    fields, samples = fields_of(micro.batch), size(micro.batch)
-    lookups = [one.ids for one in watched.seen.lookups if one.ids.dim() == 2 and one.ids.shape[0] == samples]
-    ids = fields.ids if fields.ids is not None else (lookups[0] if lookups else None)
-    part = _Part(index, micro, watched, fields, None if ids is None else ids.cpu(), samples)
-    part.call = max(watched.seen.losses, key=lambda call: call.target.numel(), default=None)
-    if part.call is not None:
-        references = [one for one in (fields.labels, part.ids) if one is not None]
-        part.grid = grid(part.call.target, samples, part.call.shape, references)
-    return part
+    for one in questions:
+        yield context.result("content", "nothing", one.result, one.conclusion, one.outcome, one.quantities)
 
 
 def _open(what: str, reason: str) -> _Told:
@@ -116,7 +78,7 @@ def _open(what: str, reason: str) -> _Told:
 # -- indices and their tables ------------------------------------------------------------------------------------------
 
 
-def _ids(parts: Sequence[_Part]) -> _Told:
+def _ids(parts: Sequence[Part]) -> _Told:
     calls = [(part, one) for part in parts for one in part.watched.seen.lookups]
     if not calls:
         return _open("no embedding was looked up", "Whether ids fit their tables cannot be told from this step.")
@@ -131,14 +93,14 @@ def _ids(parts: Sequence[_Part]) -> _Told:
             bad.append(_Bad(part, sample, token, int(flat[place]), one.rows, one.module or "an embedding"))
     tables = sorted({(one.module or "an embedding", one.rows) for _, one in calls})
     shown = ", ".join(f"{name} ({rows} rows)" for name, rows in tables[:4])
-    return _indexed(bad, "ids", f"{sum(one.ids.numel() for _, one in calls)} ids looked up in {shown}")
+    return _indexed(bad, "ids", sum(one.ids.numel() for _, one in calls), f"looked up in {shown}")
 
 
-def _flattened(part: _Part, flat: torch.Tensor) -> bool:
+def _flattened(part: Part, flat: torch.Tensor) -> bool:
     return part.ids is not None and part.ids.numel() == flat.numel() and bool((part.ids.reshape(-1) == flat).all())
 
 
-def _labels(parts: Sequence[_Part]) -> _Told:
+def _labels(parts: Sequence[Part]) -> _Told:
     calls = [(part, one) for part in parts for one in part.watched.seen.losses]
     if not calls:
         return _open("no cross-entropy call with labels was seen", _unseen(parts))
@@ -152,18 +114,22 @@ def _labels(parts: Sequence[_Part]) -> _Told:
             bad.append(_Bad(part, sample, token, int(one.target[place]), one.classes, "the classes"))
     classes = "/".join(str(n) for n in sorted({one.classes for _, one in calls}))
     valid = sum(int(one.labelled.sum()) for _, one in calls)
-    return _indexed(bad, "labels", f"{valid} labels against {classes} classes")
+    return _indexed(bad, "labels", valid, f"against {classes} classes")
 
 
-def _unseen(parts: Sequence[_Part]) -> str:
+def _unseen(parts: Sequence[Part]) -> str:
     error = next((part.watched.outcome.error for part in parts if part.watched.outcome.error is not None), None)
     if error is not None:
-        return f"The step stops before its loss: {type(error).__name__}: {error}"
+        return f"The step stops before its loss: {told(error)}"
     return "The loss is computed in another way (a fused or own kernel, a regression): its labels were not seen."
 
 
-def _indexed(bad: Sequence[_Bad], what: str, looked_at: str) -> _Told:
+def _indexed(bad: Sequence[_Bad], what: str, count: int, against: str) -> _Told:
+    """What was found among so many ids or labels that were looked up in, or compared against, their tables."""
+    looked_at = f"{count} {what} {against}"
     name = f"{what}_out_of_range"
+    if not bad and not count:
+        return _open(f"{looked_at}: none to check", f"Whether {what} fit cannot be told from this step.")
     if not bad:
         return _Told(f"{looked_at}: none out of range", f"All {what} fit.", "clean", [Quantity(name, 0.0)])
     first = bad[0]
@@ -183,7 +149,7 @@ def _indexed(bad: Sequence[_Bad], what: str, looked_at: str) -> _Told:
 # -- labels ------------------------------------------------------------------------------------------------------------
 
 
-def _pads(context: Context, parts: Sequence[_Part]) -> _Told:
+def _pads(context: Context, parts: Sequence[Part]) -> _Told:
     what = "pads in the labels"
     count = total = 0
     weight = whole = 0.0
@@ -224,14 +190,15 @@ def _pads(context: Context, parts: Sequence[_Part]) -> _Told:
     )  # fmt: skip
 
 
-def _padded(part: _Part, context: Context) -> tuple[torch.Tensor | None, str]:
+def _padded(part: Part, context: Context) -> tuple[torch.Tensor | None, str]:
     """Which labels stand on padding, bool (samples, columns), and how that is known; None and the reason."""
     settings = context.runner.settings
     target = part.target
     if target is None or part.grid is None:
         return None, "the labels of the loss could not be laid over the samples"
     offset = _offset_to_ids(part)
-    if offset is None and _of_another_sequence(part, target):  # a decoder's: the mask is the encoder's
+    if offset is None and of_another_sequence(_counted(part, target), part.fields.ids, part.watched.seen.lookups):
+        # a decoder's: the mask is the encoder's
         pads = ids_of(settings.get("pad_token_id")) - ids_of(settings.get("eos_token_id"))
         if not pads:
             return None, "the labels are of another sequence than the mask, and no pad_token_id of its own is known"
@@ -259,18 +226,7 @@ def _moved(pads: torch.Tensor, offset: int, columns: int) -> torch.Tensor:
     return out
 
 
-def _of_another_sequence(part: _Part, target: torch.Tensor) -> bool:
-    """Whether the labels are ids of a sequence that was embedded beside the ids of the batch, as a decoder's are."""
-    counted = torch.where(part.counted, target, -1) if part.counted is not None else target
-    return any(
-        (agreement(counted, one.ids, offset) or 0) >= _NEXT
-        for one in part.watched.seen.lookups
-        if one.ids.dim() == 2 and (part.fields.ids is None or not torch.equal(one.ids, part.fields.ids.cpu()))
-        for offset in (0, 1)
-    )
-
-
-def _ends(context: Context, parts: Sequence[_Part]) -> _Told:
+def _ends(context: Context, parts: Sequence[Part]) -> _Told:
     """In how many samples an EOS follows a token that is trained, and in how many it is trained itself.
 
     Only such an EOS should be: one at the start of a text or between the turns of a prompt has no label in any case.
@@ -311,19 +267,23 @@ def _ends(context: Context, parts: Sequence[_Part]) -> _Told:
                  "(truncated, packed, or another end token).", "clean", quantities)  # fmt: skip
 
 
-def _offset_to_ids(part: _Part) -> int | None:
+def _counted(part: Part, target: torch.Tensor) -> torch.Tensor:
+    """The labels, -1 where they do not count."""
+    return target if part.counted is None else torch.where(part.counted, target, -1)
+
+
+def _offset_to_ids(part: Part) -> int | None:
     """How many tokens after its position in the loss a label stands in the ids; None where labels are no ids."""
     target = part.target
     if target is None or part.ids is None:
         return None
-    counted = torch.where(part.counted, target, -1) if part.counted is not None else target
-    scores = {o: agreement(counted, part.ids, o) for o in (1, 0, 2)}
+    scores = {o: agreement(_counted(part, target), part.ids, o) for o in (1, 0, 2)}
     known = {o: s for o, s in scores.items() if s is not None}
     best = max(known, key=lambda o: known[o], default=None)
     return best if best is not None and known[best] >= _NEXT else None
 
 
-def _empty(context: Context, parts: Sequence[_Part]) -> _Told:
+def _empty(context: Context, parts: Sequence[Part]) -> _Told:
     ignored = int(context.runner.settings.get("ignore_index", -100))
     empty = samples = 0
     whole: list[int] = []
@@ -359,7 +319,7 @@ def _empty(context: Context, parts: Sequence[_Part]) -> _Told:
 # -- repetition --------------------------------------------------------------------------------------------------------
 
 
-def _repeats(context: Context, parts: Sequence[_Part]) -> _Told:
+def _repeats(context: Context, parts: Sequence[Part]) -> _Told:
     worst = (0, "", 0, 0)  # repeats, sentence, micro-batch, sample
     densest = (0.0, 0, 0)
     unknown = False
@@ -410,7 +370,7 @@ def _carrier(context: Context) -> tuple[int, int] | None:
 # -- what the loss is --------------------------------------------------------------------------------------------------
 
 
-def _scale(context: Context, parts: Sequence[_Part]) -> _Told:
+def _scale(context: Context, parts: Sequence[Part]) -> _Told:
     what = "loss by mean over its labels"
     known = [(part, value) for part in parts if (value := _factor(part)) is not None]
     if not known:
@@ -421,10 +381,16 @@ def _scale(context: Context, parts: Sequence[_Part]) -> _Told:
                   Quantity("micro_batch", float(part.index))]  # fmt: skip
     said = f"{what}: {factor:.4g} with {tokens} labels"
     if tokens > 1 and abs(factor / tokens - 1) <= _SUM:
-        seed = _applied(context, part.micro)
-        if seed is not None and seed * factor <= _MEAN[1]:
+        seed, later = _applied(context, part.micro), _later(context)
+        if seed * factor <= _MEAN[1]:
             return _Told(said, f"The loss is the sum over its labels; training multiplies it by {seed:.3g} before the "
                          "backward.", "clean", quantities)  # fmt: skip
+        if later is None:
+            return _Told(said, "The loss is the sum over its labels; clipping hides whether the gradients were divided "
+                         "after the backward.", "inconclusive", quantities)  # fmt: skip
+        if seed * later * factor <= _MEAN[1]:
+            return _Told(said, "The loss is the sum over its labels; training multiplies its gradient by "
+                         f"{seed * later:.3g}.", "clean", quantities)  # fmt: skip
         return _Told(said, "The loss is the sum over its labels, not the mean: it grows with the batch, and so does "
                      'the gradient (reduction="sum", or a division is missing).', "fault", quantities)  # fmt: skip
     if factor > _MEAN[1]:
@@ -436,7 +402,7 @@ def _scale(context: Context, parts: Sequence[_Part]) -> _Told:
     return _Told(said, "The loss is a mean over its labels.", "clean", quantities)
 
 
-def _factor(part: _Part) -> float | None:
+def _factor(part: Part) -> float | None:
     """Sum of d(loss)/d(loss of a label), 1 for a mean and N for a sum; class weights as the mean counts them."""
     call = part.call
     if call is None or call.weights is None or not bool(torch.isfinite(call.weights).all()):
@@ -445,14 +411,28 @@ def _factor(part: _Part) -> float | None:
     return float(call.weights.sum()) * call.denominator / labels if labels and bool(call.weights.any()) else None
 
 
-def _applied(context: Context, micro: Micro) -> float | None:
-    """What training multiplied the loss with before the backward, without the loss scale; None where not recorded."""
-    if micro.backward is None:
-        return None
-    return float(micro.backward) / (context.runner.step.scale or 1.0) * len(context.runner.step.micros)
+def _applied(context: Context, micro: Micro) -> float:
+    """What training multiplied the loss with before the backward, without the loss scale; 1 where not recorded."""
+    count = len(context.runner.step.micros)
+    return 1.0 if micro.backward is None else float(micro.backward) / (context.runner.step.scale or 1.0) * count
 
 
-def _shift(parts: Sequence[_Part]) -> _Told:
+def _later(context: Context) -> float | None:
+    """What training multiplied the gradients with after the backward; 1 where not recorded, None where clipped."""
+    runner, step = context.runner, context.runner.step
+    if step.gradients is None or runner.recording.world_size > 1:
+        return 1.0
+    found = runner.compute()
+    if found.failure or not found.norm:
+        return 1.0
+    norm = float(total_norm(step.gradients.values()))
+    if step.max_grad_norm and norm >= CLIPPED * step.max_grad_norm:
+        logged = context.logged.get("grad_norm")
+        return None if logged is None else logged / found.norm
+    return norm / found.norm
+
+
+def _shift(parts: Sequence[Part]) -> _Told:
     """Which token of its input every position is compared with: itself (a leak), the next one (healthy), or another."""
     what = "labels against the input of their position"
     found: dict[int, list[tuple[float, int]]] = {0: [], 1: [], 2: []}
@@ -482,7 +462,7 @@ def _shift(parts: Sequence[_Part]) -> _Told:
                  "data and in the loss.", "fault", quantities)  # fmt: skip
 
 
-def _offsets(part: _Part, call: LossCall) -> Iterator[tuple[int, float, int]]:
+def _offsets(part: Part, call: LossCall) -> Iterator[tuple[int, float, int]]:
     """For every shift: the best agreement of the labels that count with the ids of any embedding call."""
     counted = call.counted
     if not part.samples or call.target.numel() % part.samples or not bool(counted.any()):
@@ -498,4 +478,5 @@ def _offsets(part: _Part, call: LossCall) -> Iterator[tuple[int, float, int]]:
             yield offset, max(scores), int(counted.sum())
 
 
-EXPERIMENT = Experiment("content", lambda _: 1.0, _run)
+# every micro-batch alone, and the step as it is where the loss is a sum
+EXPERIMENT = Experiment("content", lambda _: 2.0, _run)

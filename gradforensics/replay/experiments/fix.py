@@ -15,7 +15,7 @@ from gradforensics.experiments import Quantity, Result
 from gradforensics.replay.experiment import Context, Experiment
 from gradforensics.replay.program import Program
 from gradforensics.replay.recording import Recording
-from gradforensics.replay.step import Outcome, StepRunner
+from gradforensics.replay.step import Outcome, StepRunner, told
 
 _NOT_AGAIN = ("reproduce", "fix")  # these find no fault
 
@@ -76,7 +76,7 @@ def _of_failure(context: Context, without: Outcome, with_it: Outcome) -> Result:
 
 def _told(found: Outcome) -> str:
     if found.error is not None:
-        return f"{type(found.error).__name__}: {str(found.error).strip()}"[:300]
+        return told(found.error)
     return f"loss {found.loss:.6g}, gradient norm {found.norm:.6g}"
 
 

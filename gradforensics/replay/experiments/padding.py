@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from gradforensics.experiments import Quantity, Result
-from gradforensics.replay.batches import fields_of, length, size, take, with_batch
+from gradforensics.replay.batches import fields_of, length, replaced, size, take, with_batch
 from gradforensics.replay.experiment import Context, Experiment
+from gradforensics.replay.losses import of_another_sequence, run
 from gradforensics.replay.recording import Micro
-from gradforensics.replay.step import StepRunner
+from gradforensics.replay.step import StepRunner, told
 from gradforensics.replay.weighting import repeats_ids, valid_labels
 from gradforensics.torch_state import tensors_of
 
@@ -75,11 +76,23 @@ def _padded_samples(runner: StepRunner) -> list[_Sample]:
             if columns and len(columns) < real.shape[1]:
                 found.append(_sample(micro, index, first, columns, real.shape[1], ignore))
         first += size(micro.batch)
+    if found and _of_decoder(runner, found[0]):
+        raise _UnsuitableError("The labels are those of a decoder and as many as the encoder's tokens: they cannot be "
+                               "told from labels of the tokens")  # fmt: skip
     if not found:
         raise _UnsuitableError("No sample of this step has pads: there is nothing to compare")
     if not any(one.counted for one in found):
         raise _UnsuitableError("No padded sample has a valid label")
     return [one for one in found if one.counted]
+
+
+def _of_decoder(runner: StepRunner, sample: _Sample) -> bool:
+    """Whether labels of the shape of the ids are the ids of another sequence, that does not move with the pads."""
+    fields = fields_of(sample.batch)
+    if fields.labels is None or fields.ids is None or fields.labels.shape != fields.ids.shape:
+        return False
+    seen = run(runner, [with_batch(sample.micro, sample.batch)], backward=False, evaluating=True).seen
+    return of_another_sequence(fields.labels.cpu(), fields.ids, seen.lookups)
 
 
 def _real_tokens(batch: Any, pad: int | None) -> torch.Tensor:
@@ -116,23 +129,14 @@ def _sample(micro: Micro, index: int, first: int, columns: list[int], tokens: in
     real = set(columns)
     pads = [column for column in range(tokens) if column not in real]
     fields = fields_of(batch)
-    if fields.labels is not None:
+    if fields.labels is not None and fields.ids is not None and fields.labels.shape == fields.ids.shape:
         labels = fields.labels.clone()
         labels[:, pads] = ignore
-        batch = _with(batch, fields.keys["labels"], labels)
+        batch = replaced(batch, fields.keys["labels"], labels)
         if repeats_ids(batch, ignore):  # shifted in the model: only a pad could predict the first token
             labels[:, columns[0]] = ignore
     counts = valid_labels(batch, ignore)
     return _Sample(micro, batch, first + index, columns, pads, 1 if counts is None else int(counts.sum()))
-
-
-def _with(batch: Any, key: str | int, tensor: torch.Tensor) -> Any:
-    """The batch with another tensor in one place."""
-    if isinstance(batch, Mapping):
-        return {**batch, key: tensor}
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(tensor if place == key else item for place, item in enumerate(batch))
-    return tensor
 
 
 # -- variations -------------------------------------------------------------------------------------------------------
@@ -146,8 +150,7 @@ def _losses(runner: StepRunner, samples: list[_Sample], variation: str) -> list[
     micros = [with_batch(one.micro, _varied(one, variation)) for one in samples]
     found = runner.compute(micros, evaluating=True, backward=False)
     if found.error is not None and variation in ("recorded", "unpadded"):
-        what = f"{type(found.error).__name__}: {found.error}"
-        raise _UnsuitableError(f"The program raises, with one sample at a time ({variation}): {what[:200]}")
+        raise _UnsuitableError(f"The program raises, with one sample at a time ({variation}): {told(found.error)}")
     return found.losses + [math.nan] * (len(samples) - len(found.losses))
 
 
@@ -161,7 +164,7 @@ def _varied(sample: _Sample, variation: str) -> Any:
     moved = _moved(batch, order, tokens)
     fields = fields_of(moved)
     if fields.positions is not None and variation != "left" and _counts_pads(sample):
-        return _with(moved, fields.keys["positions"], (fields.positions - sample.left).clamp(min=0))
+        return replaced(moved, fields.keys["positions"], (fields.positions - sample.left).clamp(min=0))
     return moved
 
 
@@ -190,7 +193,7 @@ def _with_positions(sample: _Sample) -> Any:
     real = torch.zeros_like(ids)
     real[:, sample.real] = 1
     key = fields_of(sample.batch).keys.get("positions", "position_ids")
-    return _with(sample.batch, key, (real.cumsum(1) - 1).clamp(min=0))
+    return replaced(sample.batch, key, (real.cumsum(1) - 1).clamp(min=0))
 
 
 # -- judging ----------------------------------------------------------------------------------------------------------
@@ -289,5 +292,5 @@ def _takes_positions(runner: StepRunner, batch: Any) -> bool:
     return isinstance(batch, Mapping) and "position_ids" in inspect.signature(runner.model.forward).parameters
 
 
-# four variations of the padded samples and one cure, forward only
-EXPERIMENT = Experiment("padding", lambda _: 5.0, _run)
+# four variations of the padded samples, one cure and one sample to look at, forward only
+EXPERIMENT = Experiment("padding", lambda _: 6.0, _run)

@@ -17,7 +17,7 @@ from gradforensics.experiments import Outcome as Verdict
 from gradforensics.experiments import Quantity, Result
 from gradforensics.replay.experiment import Context, Experiment
 from gradforensics.replay.recording import Micro
-from gradforensics.replay.step import Outcome, StepRunner
+from gradforensics.replay.step import Outcome, StepRunner, told
 from gradforensics.replay.tracing_modules import OUTSIDE, ModuleWatch
 from gradforensics.replay.tracing_values import Kind, kind_of, traceable
 from gradforensics.torch_state import tensors_of
@@ -78,7 +78,7 @@ class _Run:
 
     def __str__(self) -> str:
         if self.outcome.error is not None:
-            return f"{type(self.outcome.error).__name__}: {' '.join(str(self.outcome.error).split())[:120]}"
+            return told(self.outcome.error)[:140]
         numbers = f"loss {self.outcome.loss:.6g}, gradient norm {self.outcome.norm:.4g}"
         return f"{_FAILED[self.outcome.failure]} ({numbers}, largest activation {self.largest:.4g})"
 
@@ -251,11 +251,12 @@ def _judged(context: Context, recorded: _Run, runs: Mapping[str, _Run]) -> Resul
     wide = runs["float32"]
     module = _first_out(recorded, wide)
     measured = wide if wide.finite else recorded
-    headroom = math.log2(_LARGEST / measured.largest) if measured.largest > 0 else math.inf
+    headroom = math.log2(_LARGEST / measured.largest) if measured.largest > 0 else None
     lines = [f"recorded ({recorded.precision}): {recorded}"]
     lines += [f"{name}: {run}" for name, run in runs.items() if run is not recorded]
     quantities = [q for name, run in {"recorded": recorded, **runs}.items() for q in _quantities(name, run)]
-    quantities.append(Quantity("headroom", headroom, "bit"))
+    if headroom is not None:
+        quantities.append(Quantity("headroom", headroom, "bit"))
     if module:
         quantities.append(Quantity("module", text=module))
     outcome, conclusion = _verdict(recorded, runs, module, headroom)
@@ -266,7 +267,7 @@ def _judged(context: Context, recorded: _Run, runs: Mapping[str, _Run]) -> Resul
     return context.result("precision", changed, "; ".join(lines), conclusion, outcome, quantities)
 
 
-def _verdict(recorded: _Run, runs: Mapping[str, _Run], module: str, headroom: float) -> tuple[Verdict, str]:
+def _verdict(recorded: _Run, runs: Mapping[str, _Run], module: str, headroom: float | None) -> tuple[Verdict, str]:
     dtype, wide = recorded.precision.dtype, runs["float32"]
     if recorded is not wide and _unchanged(recorded, wide):
         return "inconclusive", "The program chooses its precision itself: the others could not be tried."
@@ -285,6 +286,8 @@ def _verdict(recorded: _Run, runs: Mapping[str, _Run], module: str, headroom: fl
             f"The gradient underflows in float16: {recorded.lost:.0%} of its elements are exactly 0, in float32 "
             f"{wide.lost:.0%}.{whole} A larger loss scale, or bfloat16, keeps them."
         )
+    if headroom is None:
+        return "clean", "The step is finite as recorded; in which range is not known: no module gave a number but 0."
     near = f"the largest result of a module, in {recorded.at}, is {headroom:.1f} bits below the limit of float16"
     if dtype == "float16" and headroom < _LEAST_HEADROOM:
         return "inconclusive", f"The step is finite, but {near}: the next outlier may overflow."

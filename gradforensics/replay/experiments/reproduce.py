@@ -14,7 +14,7 @@ from gradforensics.experiments import Quantity, Result
 from gradforensics.recorder.sources import flags
 from gradforensics.replay.experiment import Context, Experiment
 from gradforensics.replay.gradients import identical, resolution
-from gradforensics.replay.step import Outcome, StepRunner
+from gradforensics.replay.step import Outcome, StepRunner, told
 
 Agreement: TypeAlias = Literal["bitwise", "close", "different", "unknown"]
 # Relative difference that other kernels and other orders of summation explain: gradient norms of equal replicas differ
@@ -87,7 +87,7 @@ def _parted(first: _Run, other: _Run) -> str:
 
 
 def _told(error: Exception | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}"
+    return "" if error is None else told(error)
 
 
 def _same(a: float, b: float) -> bool:
@@ -210,7 +210,7 @@ def _said_of_agreement(agreement: Agreement, reasons: list[str]) -> str:
 
 def _said_of_failure(found: Outcome) -> str:
     if found.error is not None:
-        return f"it raises {_told(found.error)[:300]}"
+        return f"it raises {told(found.error)}"
     return {"nonfinite_loss": "the loss is not finite", "nonfinite_gradient": "the gradient is not finite"}[
         found.failure
     ]

@@ -17,7 +17,7 @@ from torch import nn
 
 from gradforensics.experiments import Quantity, Result
 from gradforensics.replay.experiment import Context, Experiment
-from gradforensics.replay.step import Outcome, StepRunner
+from gradforensics.replay.step import Outcome, StepRunner, told
 from gradforensics.replay.tracing_cuts import Cut, CutTrace, Key, traced
 
 _MOST_CUTS = 4  # are opened one by one; where there are more, those with the most parameters behind them
@@ -37,6 +37,7 @@ class _Graph:
     omitted: list[str]
     aside: list[str]
     lacking: list[str]
+    reached: int  # parameters that got a gradient, be it zero
     idle: list[str] = field(default_factory=list)
     regained: dict[Key, set[str]] = field(default_factory=dict)  # what every named cut gives back when it is opened
     together: bool = False  # only with all of them open
@@ -47,13 +48,17 @@ class _Graph:
         """Parameters whose value reaches the loss, or may, and whose gradient does not come back."""
         return [name for name in self.lacking if name not in self.idle]
 
+    @property
+    def all_zero(self) -> bool:
+        """Whether every gradient that there is is exactly zero: what is connected moves no parameter."""
+        return bool(self.zero) and self.reached == len(self.zero)
+
 
 def _run(context: Context) -> Iterator[Result]:
     runner = context.runner
     found, trace = _traced(runner)
     if found.error is not None:
-        said = f"{type(found.error).__name__}: {found.error}"
-        yield context.result("severed", "nothing", f"the step raises {said}",
+        yield context.result("severed", "nothing", f"the step raises {told(found.error)}",
                              "The step does not get through its backward; nothing can be said about its gradients.",
                              "inconclusive")  # fmt: skip
         return
@@ -95,6 +100,7 @@ def _sorted(runner: StepRunner, found: Outcome, trace: CutTrace) -> _Graph:
         omitted=[n for n, g in gradients.items() if g is not None and n in left_out],
         aside=[n for n in without if n in trace.used and n in left_out],
         lacking=[n for n in without if n in trace.used and n not in left_out],
+        reached=len(gradients) - len(without),
     )
 
 
@@ -213,7 +219,7 @@ def _told(context: Context, graph: _Graph, trace: CutTrace) -> Result:
     fault = bool(severed or graph.omitted or not graph.trainable)
     return context.result(
         "severed", "nothing", ", ".join(counts), " ".join(_conclusions(graph, trace, between)),
-        "fault" if fault else "clean", quantities,
+        "fault" if fault else ("inconclusive" if graph.all_zero else "clean"), quantities,
     )  # fmt: skip
 
 
@@ -246,15 +252,19 @@ def _conclusions(graph: _Graph, trace: CutTrace, between: str) -> Iterator[str]:
         yield f"{_names(graph.idle)}: used in the forward, but the loss does not depend on it (an output left aside)."
     if graph.zero:
         yield _about_zeros(graph)
-    if not (severed or graph.omitted) and graph.trainable and not graph.unused and not graph.idle:
+    if not (severed or graph.omitted or graph.all_zero) and graph.trainable and not graph.unused and not graph.idle:
         yield "Every trainable parameter that the optimizer has gets a gradient."
 
 
 def _about_zeros(graph: _Graph) -> str:
-    told = f"{_names(graph.zero)}: connected, its gradient is exactly zero."
+    said = f"{_names(graph.zero)}: connected, its gradient is exactly zero."
+    if graph.all_zero:
+        return (
+            f"{said} Every gradient of this step is: a loss that does not change, or a factor of zero in front of it."
+        )
     if len(graph.dead) >= 2:
-        return f"{told} {_names(graph.dead)} are themselves zero: two zero factors in a row never leave zero."
-    return f"{told} Healthy behind a factor that starts at zero (LoRA, a zero-initialised head) in the first step only."
+        return f"{said} {_names(graph.dead)} are themselves zero: two zero factors in a row never leave zero."
+    return f"{said} Healthy behind a factor that starts at zero (LoRA, a zero-initialised head) in the first step only."
 
 
 def _proof(context: Context, graph: _Graph, trace: CutTrace) -> Result:
