@@ -132,7 +132,7 @@ def analyze(
     wanted = [*([("html", output)] if output is not None else []), *_wanted(outputs)]
     chosen = targets(inputs, wanted, FORMATS, default=("html", DEFAULT_OUTPUT))
     facts, mapped = dict(_pair(s, "--set") for s in settings), dict(_pair(c, "--map") for c in columns)
-    rules = load_rules(Path(rules_folder) if rules_folder else None)
+    rules = load_rules(Path(rules_folder)) if rules_folder else load_rules(examples=False)
     with Bar() as bar:
         found = gather(
             inputs,

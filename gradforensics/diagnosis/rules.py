@@ -40,6 +40,7 @@ _SPEC = re.compile(r",?(\.\d{1,2})?[gfe%d]?")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _COMMAND = re.compile(r"\bgradforensics (\w+)")
 _EXPERIMENT = re.compile(r"--experiment (\w+)")
+_EXAMPLE = re.compile(r"^\[\[example\]\].*\n(?:[^\[\n].*\n|\n)*", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +184,11 @@ def fill(template: str, facts: Mapping[str, Fact], *, quote_run: bool = False) -
 class _Reader:
     """Reads one rule file; keeps its text to find the line of a complaint."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, examples: bool) -> None:
         self.path = path
         try:
             self.text = path.read_text(encoding="utf-8")
-            self.data = tomllib.loads(self.text)
+            self.data = tomllib.loads(self.text if examples else _EXAMPLE.sub("", self.text))
         except UnicodeDecodeError as error:
             raise RuleError(path, f"not UTF-8 text ({error.reason})") from None
         except tomllib.TOMLDecodeError as error:
@@ -432,9 +433,9 @@ class _Reader:
                 raise self.error(f"{{{field_name}:{spec}}}: this format is not allowed", "{" + field_name)
 
 
-def load_rule(path: Path) -> Rule:
-    """Read one rule file; raises RuleError."""
-    return _Reader(path).rule()
+def load_rule(path: Path, *, examples: bool = True) -> Rule:
+    """Read one rule file, with its examples or without them; raises RuleError."""
+    return _Reader(path, examples=examples).rule()
 
 
 def rules_folder() -> Path:
@@ -444,13 +445,16 @@ def rules_folder() -> Path:
     return inside if inside.is_dir() else here.parent / "rules"
 
 
-def load_rules(folder: Path | None = None) -> list[Rule]:
-    """Every rule below a folder, by id; raises RuleError for a bad file and for contradictions between files."""
+def load_rules(folder: Path | None = None, *, examples: bool = True) -> list[Rule]:
+    """Every rule below a folder, by id; raises RuleError for a bad file and for contradictions between files.
+
+    folder: None is the catalogue. examples: False where nobody runs them; they are more than half of what is read.
+    """
     folder = rules_folder() if folder is None else folder
     paths = sorted(folder.rglob("*.toml"))
     if not paths:
         raise RuleError(folder, "no rule files (*.toml) found here")
-    rules = sorted((load_rule(p) for p in paths), key=lambda r: r.id)
+    rules = sorted((load_rule(p, examples=examples) for p in paths), key=lambda r: r.id)
     known: dict[str, Rule] = {}
     for rule in rules:
         if rule.id in known:

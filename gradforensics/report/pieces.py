@@ -131,10 +131,12 @@ class Pieces:
 
     def _hit(self, hit: HitRow, *, opens: bool, first: bool) -> list[Markup]:
         named = joined([tag("b", hit.sign.replace("_", " ")), soft(self.words(hit.strength))]) if opens else ""
-        read = [hit.series or hit.tensor or ""] + ([soft(hit.tag)] if hit.tag and hit.tag != hit.series else [])
+        read = [shorten(hit.series or hit.tensor or "", 200)] + (
+            [soft(hit.tag)] if hit.tag and hit.tag != hit.series else []
+        )
         cells = [
             tag("td", named),
-            tag("td", joined(read)),
+            tag("td", joined(read), kind="named"),
             cell(number(hit.step)),
             cell(number(hit.value)),
             tag("td", where(hit.source, hit.line)),

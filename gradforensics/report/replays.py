@@ -147,4 +147,4 @@ def replayed_steps(verdict: Verdict, evidence: Evidence) -> tuple[int, ...]:
 
 def by_replay_alone(verdict: Verdict) -> bool:
     """Whether nothing but replays judged the rule: then a clear verdict speaks of the replayed steps only."""
-    return all(s.experiments for s in verdict.rule.signs if s.name in verdict.judged_signs and s.acquits)
+    return all(s.experiments for s in verdict.rule.signs if s.name in verdict.judged_signs)

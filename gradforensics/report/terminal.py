@@ -103,7 +103,11 @@ def _replays(pen: Pen, run: RunReport) -> None:
     """What the replay of a step found, and the first fix that it verified."""
     if not run.replays:
         return
-    told = max(run.replays, key=lambda one: (one.fault is not None, one.telling is not None, _clean(one)))
+    onset = run.primary.onset if run.primary else None
+    told = max(
+        run.replays,
+        key=lambda one: (one.fault is not None, one.telling is not None, one.step == onset, _clean(one)),
+    )
     if told.telling:
         text = told.telling.told
     else:

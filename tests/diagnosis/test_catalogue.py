@@ -1,6 +1,7 @@
 """The rule files of the catalogue: every example, and what every file must hold."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -83,3 +84,9 @@ def test_every_parameter_says_where_it_comes_from(rule):
 def test_look_alikes_name_cases_that_exist():
     known = {r.id for r in RULES}
     assert {a.case for r in RULES for a in r.look_alikes} <= known
+
+
+def test_without_examples_the_rules_are_the_same():
+    bare = load_rules(examples=False)
+    assert [rule.examples for rule in bare] == [()] * len(RULES)
+    assert bare == [replace(rule, examples=()) for rule in RULES]

@@ -95,15 +95,15 @@ def test_bad_lines_are_notices_with_their_number_and_the_others_are_kept(run, tm
     good = (folder / RESULTS).read_text()
     bad = [
         "[1]", '{"experiment": 3}', good.replace('"step": 60', '"step": "60"'), good.replace('"clean"', '"acquitted"'),
-        good.replace('"step": 60', f'"step": {10**30}'),
+        good.replace('"step": 60', f'"step": {10**30}'), good.replace('"step": 60', '"step": -1'),
         good.replace('"quantities": []', '"quantities": [{"value": 1' + "0" * 400 + "}]"),
     ]  # fmt: skip
     (folder / RESULTS).write_text("\n".join([*(line.strip() for line in bad), good.strip(), good[: len(good) // 2]]))
     (evidence,) = gather([run], replayed=[folder])
-    assert [one.line for one in experiment_rows.results(evidence)] == [7]
+    assert [one.line for one in experiment_rows.results(evidence)] == [8]
     told = [(n.line, n.text) for n in evidence.notices]
-    assert (8, "the last line is torn or no result: no complete JSON") in told
-    assert (1, "6 lines are no results, this is the first: a result is no JSON object") in told
+    assert (9, "the last line is torn or no result: no complete JSON") in told
+    assert (1, "7 lines are no results, this is the first: a result is no JSON object") in told
 
 
 def test_an_unfinished_replay_and_one_without_results_say_so(run, tmp_path):
@@ -165,6 +165,44 @@ def test_a_folder_that_no_replay_wrote_is_a_usage_error(run, tmp_path, content, 
 def test_a_missing_folder_is_a_usage_error(run, tmp_path):
     with pytest.raises(UsageError, match="no such directory"):
         gather([run], replayed=[tmp_path / "nowhere"])
+
+
+def test_what_a_user_may_pass_by_mistake_is_called_what_it_is(run, tmp_path):
+    replay = made(tmp_path / "replay")
+    capsule = tmp_path / "capsule-00000060"
+    capsule.mkdir()
+    (capsule / "capsule.json").write_text('{"schema": 1}')
+    told = {run: "replay.json is not there", replay / HEADER: "but a file", capsule: "but a capsule"}
+    for given, complaint in told.items():
+        with pytest.raises(UsageError, match=f"{complaint}.*the folder that gradforensics replay wrote"):
+            gather([run], replayed=[given])
+
+
+def test_a_schema_of_any_length_is_shown_in_part(run, tmp_path):
+    folder = changed(made(tmp_path / "replay"), schema="\x1b" * 9000)
+    with pytest.raises(UsageError) as raised:
+        gather([run], replayed=[folder])
+    assert len(str(raised.value)) < 300 + len(str(folder))
+    assert "\x1b" not in str(raised.value)
+
+
+def test_nothing_is_left_out_without_a_notice(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(replays, "_QUANTITIES", 2)
+    monkeypatch.setattr(replays, "_LISTED", 2)
+    many = result("severed", "clean", *(Quantity("loss", float(n)) for n in range(3)))
+    folder = made(tmp_path / "replay", [many, result(text="x" * 70_000)], notices=["n"] * 3)
+    changed(folder, environment=dict.fromkeys("abc", "1"), code=[{"file": "a.py"}, 7, {"file": "b.py"}])
+    (evidence,) = gather([run], replayed=[folder])
+    told = {(n.line, n.text) for n in evidence.notices}
+    assert {
+        (1, "3 quantities: the first 2 are read"),
+        (2, "the last line is torn or no result: longer than 64 KiB"),
+        (None, "notices: the first 2 of 3 are read"),
+        (None, "code: the first 2 of 3 are read"),
+        (None, "code is not as a replay writes it: in part left out"),
+        (None, "environment: the first 2 of 3 are read"),
+    } <= told
+    assert len(evidence.replays[0].replay.code) == 1
 
 
 # -- which run -------------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_a_fix_stands_with_no_finding_that_began_after_its_step_or_that_rests_on
     later = replace(resting, verdicts=tuple(replace(v, onset_after=121) for v in resting.verdicts))
     assert resting.primary is not None
     assert owners(replace(later, primary=replace(resting.primary, onset_after=121))) == []
-    assert owners(resting_on(with_replay(sick, (replace(cure, step=60),)), "GF11", precision_check)) == []
+    assert owners(resting_on(with_replay(sick, (replace(cure, step=130),)), "GF11", precision_check)) == []
 
 
 def test_the_page_shows_question_change_result_and_conclusion(sick: Diagnosis) -> None:
@@ -191,6 +191,23 @@ def test_the_terminal_tells_the_first_bad_value_and_the_first_verified_fix(sick:
     text = summary(build([with_replay(sick, clean)], []), color=False, width=120)
     assert "  replay      step 120: no fault found (1 clean, 1 without an answer)\n" in text
     assert "  verified" not in text
+
+
+def test_of_several_replays_the_terminal_tells_the_one_of_the_onset(sick: Diagnosis) -> None:
+    diagnosis = with_replay(sick)
+    early = replace(diagnosis.evidence.replays[0].replay, step=20)
+    diagnosis.evidence.replays.insert(0, replace(diagnosis.evidence.replays[0], replay=early))
+    assert diagnosis.primary is not None
+    primary = replace(diagnosis.primary, onset=120)
+    verdicts = tuple(primary if v.rule.id == primary.rule.id else v for v in diagnosis.verdicts)
+    text = summary(build([replace(diagnosis, primary=primary, verdicts=verdicts)], []), color=False, width=120)
+    assert "  replay      step 120: softmax" in text
+
+
+def test_long_words_break_on_the_page(sick: Diagnosis) -> None:
+    page = render(build([with_replay(sick)], []))
+    assert "code,p,li,dd,.fact{overflow-wrap:anywhere}" in page  # else one of them widens the whole page
+    assert ".replay td{overflow-wrap:anywhere}" in page
 
 
 def test_the_terminal_claims_no_more_than_was_answered(sick: Diagnosis) -> None:
