@@ -80,6 +80,22 @@ def test_features_that_cannot_be_cut_are_no_tokens():
     assert "token" not in first.conclusion
 
 
+@pytest.mark.parametrize(("features", "taken", "place"), [(2, 2, 0), (TOKENS, 4, 3), (TOKENS, 7, 8)])
+def test_a_cut_that_raises_leaves_the_token_unknown(features, taken, place):
+    """Also where the failure needs no more than the first feature, and where some of the cuts do not raise."""
+    x = torch.randn(8, features, generator=torch.Generator().manual_seed(0))
+    x[5, place] = math.nan
+
+    def loss(model, batch):
+        if batch[0].shape[1] < taken:
+            raise RuntimeError("too few features")
+        return F.cross_entropy(model(batch[0].cumsum(1)[:, -1:]), batch[1])
+
+    first = judged([(x, torch.arange(8) % 4)], nn.Linear(1, 4), loss)[0]
+    assert (first.outcome, first.number("sample"), first.number("token")) == ("fault", 5, None)
+    assert "token" not in first.conclusion
+
+
 def test_an_index_error_is_found_with_its_token():
     bad = texts()
     bad["labels"][3, 9] = VOCABULARY

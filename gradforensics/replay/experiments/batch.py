@@ -169,13 +169,16 @@ def _token(runner: StepRunner, search: _Search, *, evaluating: bool) -> int | No
     tokens = length(sample.batch)
 
     def told(batch: object) -> str:
-        """Whether it fails, is healthy, or fails in another way, which says nothing of a token.
+        """Whether it fails as the whole does, is healthy, raises, or fails otherwise.
 
-        That is so of what cannot be cut (features, a fixed length) and of a beginning without a label.
+        It raises where it cannot be cut (features, a fixed length), and fails otherwise where a beginning has no label:
+        neither says anything of a token.
         """
         part = run(runner, [with_batch(sample, batch)], evaluating=evaluating)
         if _same(part, search.whole):
             return "fails"
+        if part.outcome.error is not None:
+            return "raises"
         return "otherwise" if part.outcome.failure else "healthy"
 
     if tokens < 2 or told(sample.batch) != "fails":
@@ -184,6 +187,8 @@ def _token(runner: StepRunner, search: _Search, *, evaluating: bool) -> int | No
     while failing - below > 1:
         middle = (below + failing) // 2
         found = told(cut(sample.batch, middle))
+        if found == "raises":
+            return None
         if found == "fails":
             failing = middle
         else:
@@ -195,7 +200,7 @@ def _token(runner: StepRunner, search: _Search, *, evaluating: bool) -> int | No
     # The first token alone tells nothing, or fails as it would if no token had to do with it: tried with that of a
     # healthy sample.
     other = next((s for s in range(size(search.micro.batch)) if s not in search.alone), None)
-    if other is None or told(graft(take(search.micro.batch, [bad, other]), 0)) == "fails":
+    if other is None or told(graft(take(search.micro.batch, [bad, other]), 0)) in ("fails", "raises"):
         return None
     return 0
 
