@@ -87,6 +87,8 @@ def from_capsule(folder: Path, header: Header | None = None) -> Recording:
     except (ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CapsuleError(f"{folder / capsules.HEADER}: {what}") from None
+    if not steps[-1].micros:
+        raise CapsuleError(f"{folder / capsules.HEADER}: step {steps[-1].step} has no micro-batch, nothing can be run")
     states: dict[str, dict[str, Any]] = {}
     held = _load(folder / capsules.OPTIMIZER) if (folder / capsules.OPTIMIZER).exists() else {}
     for key, value in [*held.items(), *header.scalars.items()]:

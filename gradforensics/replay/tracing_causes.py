@@ -61,7 +61,7 @@ def explained(operator: Operator, node: str, named: Mapping[str, Any], args: tup
         return "a row of its input holds nothing but -inf: it is masked completely"
     if divided := _by_zero(operator, args, kind):
         return divided
-    if operator.name in _POLES and kind != "nan":
+    if operator.name in _POLES and kind != "nan" and not (operator.name == "lgamma" and not _at_pole(first)):
         return _POLES[operator.name]
     if operator.name in ("log", "log2", "log10", "log1p"):
         return "the logarithm of a number below its domain" if kind == "nan" else "the logarithm of 0"
@@ -74,6 +74,11 @@ def explained(operator: Operator, node: str, named: Mapping[str, Any], args: tup
     if any(isinstance(a, float) and math.isnan(a) for a in named.values()):
         return "NaN is written here as a constant"
     return _beyond(out) if kind != "nan" else ""
+
+
+def _at_pole(value: Any) -> bool:
+    """Whether lgamma has a pole at one of these numbers; of a large one its result is merely too large."""
+    return isinstance(value, torch.Tensor) and bool(((value <= 0) & (value == value.floor())).any())
 
 
 def _by_zero(operator: Operator, args: tuple[Any, ...], kind: Kind) -> str:

@@ -13,6 +13,7 @@ from torch import nn
 
 from gradforensics.replay.batches import fields_of, replaced, size, take, with_batch
 from gradforensics.replay.gradients import Gradients, compare
+from gradforensics.replay.losses import run
 from gradforensics.replay.recording import Micro
 from gradforensics.replay.step import StepRunner
 
@@ -60,7 +61,7 @@ def repeats_ids(batch: Any, ignore_index: int = -100) -> bool:
 
 
 def weighting(runner: StepRunner) -> Weighting:
-    """Find out what the loss divides by, and from that the weights; runs at most three steps and four samples.
+    """Find out what the loss divides by, and from that the weights; runs at most four steps and four samples.
 
     A mean does not change when every sample is there twice, a sum doubles. What a mean is over shows in the gradient of
     a micro-batch, which is that of two halves of it, weighted with their labels or with their samples.
@@ -132,19 +133,31 @@ class _Trial:
 def _divisor(runner: StepRunner, labels: list[torch.Tensor] | None, ignore: int) -> Divisor | None:
     """What the mean is over: labels, where there are any per token and nothing speaks against it; None for neither.
 
-    A loss may not know the ignored label: what then comes of a shortened sample says nothing. Where no trial can tell,
-    every micro-batch must have as many labels as the others.
+    Where no trial can tell, every micro-batch must have as many labels as the others.
     """
     both: list[Divisor] = ["samples"] if labels is None else ["tokens", "samples"]
     possible = _fitting(runner, _halves(runner, labels), both)
     if possible == []:
         return None
     if labels is not None and (possible is None or len(possible) > 1):
-        narrowed = _fitting(runner, _shortened(runner.step.micros[_most_spread(labels)], ignore), possible or both)
+        micro = runner.step.micros[_most_spread(labels)]
+        trial = _shortened(micro, ignore) if _ignores(runner, micro, ignore) else None
+        narrowed = _fitting(runner, trial, possible or both)
         possible = narrowed or possible
     if possible is None or (len(possible) > 1 and not _alike(runner, labels)):
         return both[0] if _alike(runner, labels) else None
     return possible[0]
+
+
+def _ignores(runner: StepRunner, micro: Micro, ignore: int) -> bool:
+    """Whether the loss takes the ignored label: the step has it, or a cross-entropy call of the step leaves it out.
+
+    To another kernel it is an index out of range: ctc_loss writes outside of its memory, CUDA asserts.
+    """
+    found = (fields_of(one.batch).labels for one in runner.step.micros)
+    if any(labels is not None and bool((labels == ignore).any()) for labels in found):
+        return True
+    return any(call.ignored == ignore for call in run(runner, [micro], backward=False, evaluating=True).seen.losses)
 
 
 def _alike(runner: StepRunner, labels: list[torch.Tensor] | None) -> bool:

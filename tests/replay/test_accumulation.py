@@ -302,6 +302,19 @@ def test_a_loss_that_knows_no_ignored_label_is_judged_by_halves(training, even):
     assert kinds(ask(training, even, loss=loss)) == (["clean"], "agrees")
 
 
+def test_a_loss_that_knows_no_ignored_label_never_gets_one(training, even):
+    """ctc_loss writes outside of its memory with one, and a gather on CUDA leaves no device."""
+    seen = []
+
+    def loss(model, batch):
+        seen.append(int(batch["labels"].min()))
+        picked = model(batch["input_ids"]).log_softmax(-1).gather(-1, batch["labels"].clamp(min=0)[..., None])
+        return -picked.mean()
+
+    assert kinds(ask(training, even, loss=loss)) == (["clean"], "agrees")
+    assert min(seen) >= 0
+
+
 def test_the_weights_give_the_gradient_of_the_micro_batches_put_together(training, uneven):
     torch.manual_seed(2)
     recording = training.record(training.LM(), training.lm_loss, [uneven])

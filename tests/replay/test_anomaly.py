@@ -168,6 +168,8 @@ def where_marked(value, then):
         (where_marked(0.0, torch.logit), "logit", "logit is infinite at 0 and 1"),
         (where_marked(1.0, torch.erfinv), "erfinv", "erfinv is infinite at -1 and 1"),
         (where_marked(0.0, torch.lgamma), "lgamma", "lgamma is infinite at 0"),
+        (where_marked(-2.0, torch.lgamma), "lgamma", "at negative whole numbers"),
+        (where_marked(0.0, torch.digamma), "digamma", "digamma is infinite at 0"),
         (where_marked(-math.inf, lambda x: x.logsumexp(-1, keepdim=True)), "logsumexp", "masked completely"),
         (where_marked(0.0, lambda x: 1 / x), "reciprocal", "the divisor is 0"),
     ],
@@ -178,6 +180,49 @@ def test_a_pole_is_told_from_a_number_that_became_too_large(tail, operation, rea
     assert reason in result.conclusion.lower()
     assert "largest number" not in result.conclusion
     assert place(result) == (2, 3, 0)
+
+
+def test_a_logarithm_of_gamma_that_became_too_large_is_no_pole():
+    result = only(Tiny(tail=where_marked(3e37, torch.lgamma)), tokens(mark=marked(0) * -1 + 1))
+    assert (result.text("operation"), place(result)) == ("lgamma", (2, 3, 0))
+    assert "beyond the largest number of float32" in result.conclusion
+
+
+@pytest.mark.parametrize(("steps", "outcome"), [(3, "fault"), (4, "clean")])
+def test_a_target_that_does_not_fit_into_its_input_is_named(steps, outcome):
+    """Two equal labels need a blank between them: three steps."""
+    model = nn.Linear(2, 5)
+    batch = {"x": torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(0)), "y": torch.tensor([[1, 2], [1, 1]])}
+
+    def loss(model, batch):
+        scores = model(batch["x"]).log_softmax(-1).transpose(0, 1)
+        return F.ctc_loss(scores, batch["y"], torch.tensor([6, steps - 1]), torch.tensor([2, 2]))
+
+    result = only(model, batch, loss=loss)
+    assert result.outcome == outcome
+    if outcome == "fault":
+        assert (result.text("operation"), result.number("sample")) == ("ctc_loss", 1)
+        assert "does not fit into the length of its input" in result.conclusion
+
+
+class Divided(torch.autograd.Function):
+    """Somebody's own function, whose backward divides by its input."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / ctx.saved_tensors[0]
+
+
+def test_a_division_by_zero_in_a_backward_is_told_from_a_number_that_became_too_large():
+    result = only(Tiny(tail=lambda x, batch: Divided.apply(x * batch["mark"][..., None])), tokens(mark=marked(0)))
+    assert (result.text("phase"), result.text("operation")) == ("backward", "DividedBackward")
+    assert "the divisor is 0" in result.conclusion.lower()
+    assert "largest number" not in result.conclusion
 
 
 def additive(scores, batch):
@@ -536,3 +581,13 @@ def test_odd_tensors_do_not_end_the_step():
     result = only(Odd(), torch.tensor([[1, 2, 3]]), loss=lambda m, x: m(x))
     assert result.outcome == "clean"
     assert "could not be looked at" not in result.result
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_step_without_a_backward_is_not_called_clean(frozen):
+    model = nn.Linear(3, 1).requires_grad_(not frozen)
+    recording = Recording("a test", (Step(1, (Micro(torch.ones(4, 3)),)),))
+    program = Program(model, lambda model, batch: model(batch).mean())
+    (result,) = EXPERIMENT.run(Context(StepRunner(recording, program, "cpu")))
+    assert result.outcome == ("inconclusive" if frozen else "clean")
+    assert ("No parameter got a gradient" in result.conclusion) == frozen

@@ -333,6 +333,14 @@ def test_a_mask_without_its_division_shows_as_a_sum_too():
     assert told.outcome == "fault"
 
 
+@pytest.mark.parametrize("part", [0.6, 1.0])
+def test_only_the_mean_itself_is_called_one(part):
+    """A loss divided by the labels of two micro-batches is near to it."""
+    told = results([padded()], lambda model, batch: inside(model, batch) * part)["scale"]
+    assert (told.outcome, told.number("loss_over_mean")) == ("clean", pytest.approx(part))
+    assert ("is a mean over its labels" in told.conclusion) == (part == 1.0)
+
+
 def test_a_sum_that_training_divides_before_its_backward_is_clean():
     batch = padded()
     valid = int((batch["labels"][:, 1:] != -100).sum())

@@ -87,6 +87,15 @@ def test_a_header_that_is_not_as_it_should_be_is_refused_by_name_before_the_step
     assert complaint in str(error.value)
 
 
+def test_a_step_without_micro_batches_is_refused_and_not_called_clean(written, tmp_path):
+    folder, header = written
+    (tmp_path / formats.HEADER).write_text(json.dumps(changed(header, (*STEP, "micro_batches"), [])))
+    for file in folder.glob("*.safetensors"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(CapsuleError, match="step 7 has no micro-batch"):
+        from_capsule(tmp_path)
+
+
 def test_reading_a_capsule_leaves_the_random_generators_alone(written):
     before = torch.get_rng_state()
     from_capsule(written[0])

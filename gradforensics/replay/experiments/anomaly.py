@@ -244,6 +244,9 @@ def _clean(context: Context, tracer: Tracer, outcome: Outcome) -> Result:
             "The recorded loss or gradient was not finite, and this replay's is: the failure does not come back."
         )
         return context.result("anomaly", "nothing", result, conclusion, "inconclusive")
+    if all(gradient is None for gradient in outcome.gradients.values()):
+        conclusion = "The loss is finite. No parameter got a gradient: the backward could not be looked at."
+        return context.result("anomaly", "nothing", result, conclusion, "inconclusive")
     conclusion = "Every value that counts is finite, forward and backward."
     return context.result("anomaly", "nothing", result, conclusion, "clean")
 

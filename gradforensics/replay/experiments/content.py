@@ -399,6 +399,9 @@ def _scale(context: Context, parts: Sequence[Part]) -> _Told:
     if factor < _MEAN[0]:
         return _Told(said, "Smaller than the mean, as where it is divided by the labels of the whole step.",
                      "inconclusive" if len(parts) == 1 else "clean", quantities)  # fmt: skip
+    if abs(factor - 1) > _SUM:
+        return _Told(said, "Near to a mean over its labels, as with another term beside it or where it is divided by "
+                     "other labels, too.", "clean", quantities)  # fmt: skip
     return _Told(said, "The loss is a mean over its labels.", "clean", quantities)
 
 
