@@ -5,6 +5,7 @@
     every    = { "eval/loss" = 15 }       distance of the points in steps (default 1)
     start    = { "loss#1" = 150 }         step of the first point (default: one distance)
     settings = { lr_scheduler_type = "cosine" }
+    baseline = { series = { .. }, .. }    the healthy run of --baseline: the evidence of an example
     travels  = [ { step = 2, ... } ]      any other table as a list of rows; absent = not available, [] = nothing found
     fires_at = 120 | fires = true (at no step) | clear = true | missing = ["series:lr"]
     variant, strength, severity, refuted_by: what a firing or clear example must also say
@@ -26,7 +27,18 @@ import polars as pl
 
 from gradforensics.diagnosis.judge import Verdict, judge
 from gradforensics.diagnosis.rules import Rule
-from gradforensics.tables import TABLES, Event, Evidence, Phase, SeriesFrame, SeriesKey, Setting, Source, series_frame
+from gradforensics.tables import (
+    TABLES,
+    Event,
+    Evidence,
+    Fact,
+    Phase,
+    SeriesFrame,
+    SeriesKey,
+    Setting,
+    Source,
+    series_frame,
+)
 
 _KEYS = {
     "note",
@@ -43,6 +55,7 @@ _KEYS = {
     "strength",
     "severity",
     "refuted_by",
+    "baseline",
 }
 _CALL = re.compile(r"([a-z]+)\(([^()]*)\)")
 _SEGMENT = re.compile(r"[a-z]+\([^()]*\)|\S+")
@@ -149,7 +162,11 @@ def evidence_of(example: Mapping[str, Any]) -> Evidence:
         evidence.settings = [Setting(k, k, v, "example", origin="user") for k, v in example["settings"].items()]
     if "events" in example:
         evidence.events = [Event(**{"text": "", "source": "example", **row}) for row in example["events"]]
-    for table in set(TABLES) & set(example) - {"settings", "events"}:
+    if "environment" in example:
+        evidence.environment = [Fact(**{"source": "example", **row}) for row in example["environment"]]
+    if "baseline" in example:
+        evidence.baseline = evidence_of(example["baseline"])
+    for table in set(TABLES) & set(example) - {"settings", "events", "environment"}:
         schema = TABLES[table]
         extra = {c for row in example[table] for c in row} - set(schema)
         if extra:

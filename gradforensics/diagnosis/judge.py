@@ -176,7 +176,10 @@ def _ask(test: Test, evidence: Evidence) -> Answer:
 def _two_suspects_agree(holdings: Iterable[Holding]) -> bool:
     """Two suspect signs make a probable one if they read disjoint evidence (settings apart) and are not both seeds."""
     read = [
-        (h.sign.test.seed, {(n.kind, n.phase, n.name) for n in h.sign.test.needs if n.kind != "settings"})
+        (
+            h.sign.test.seed,
+            {(n.kind, n.phase, n.name) for n in h.sign.test.needs if n.kind != "settings" and not n.baseline},
+        )
         for h in holdings
     ]
     return any(

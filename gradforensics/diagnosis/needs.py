@@ -1,7 +1,7 @@
 """What a check needs to see before it can judge: `series:eval/loss:points>=5`, `settings:max_steps`, `travels` ...
 
 series:[eval/|test/]NAME[:points>=N][:ranks>=N]     settings:KEY     events:console|kernel     experiments:NAME
-TABLE[:rows>=N][:ranks>=N]
+TABLE[:rows>=N][:ranks>=N]     baseline:NEED (the same of the run that --baseline names)
 
 An experiment counts only where it came to a result: one that failed or was not run acquits nobody.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradforensics import experiment_rows
 from gradforensics.experiments import JUDGED
@@ -22,7 +22,7 @@ _SERIES = re.compile(r"(?:(eval|test)/)?(.+)")
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One parsed need: `kind` is series, settings, events, experiments or table."""
+    """One parsed need: `kind` is series, settings, events, experiments or table; `baseline`: of the other run."""
 
     text: str
     kind: str
@@ -31,10 +31,13 @@ class Need:
     points: int = 1
     ranks: int = 0
     rows: int = 0
+    baseline: bool = False
 
 
 def parse(text: str) -> Need:
     """Parse one need; raises ValueError with a message for the rule's author."""
+    if text.startswith("baseline:"):
+        return replace(parse(text.removeprefix("baseline:")), text=text, baseline=True)
     head, *rest = text.split(":")
     counts = {"points": 1, "ranks": 0, "rows": 0}
     kind, name = (
@@ -60,7 +63,7 @@ def parse(text: str) -> Need:
         match = _SERIES.fullmatch(name)
         if match and match[1]:
             phase, name = ("eval" if match[1] == "eval" else "test"), match[2]
-    return Need(text, kind, name, phase, **counts)
+    return Need(text, kind, name, phase, counts["points"], counts["ranks"], counts["rows"])
 
 
 # Kinds of events that a machine tells of itself, in its kernel log or through nvidia-smi.
@@ -74,6 +77,8 @@ _MACHINE_READERS = frozenset({"kernel-log", "nvidia-smi", "stack-dump", "flight-
 
 def satisfied(need: Need, evidence: Evidence) -> bool:
     """Whether the evidence holds what is needed."""
+    if need.baseline:
+        return evidence.baseline is not None and satisfied(replace(need, baseline=False), evidence.baseline)
     match need.kind:
         case "series":
             if need.ranks and len(evidence.ranks(need.name, need.phase)) < need.ranks:
@@ -125,6 +130,8 @@ def advice(text: str, run: str = "", step: int | None = None) -> str:
         need = parse(text)
     except ValueError:
         return ""
+    if need.baseline:
+        return "Name a healthy run of the same task with --baseline RUN_DIR."
     if need.kind == "series":
         if need.ranks:
             return f"Log {need.name} on every rank, with the rank in the file name."

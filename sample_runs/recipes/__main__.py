@@ -6,7 +6,17 @@ import importlib
 import sys
 from pathlib import Path
 
-MODULES = ("gf02", "gf05", "gf06", "gf07", "gf11", "gf12", "gf20", "gf35", "healthy")
+MODULES = (
+    "gf02",
+    "gf05",
+    "gf06",
+    "gf07",
+    "gf11",
+    "gf12",
+    "gf20",
+    "gf35",
+    "healthy",
+)
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent))  # the recipes import each other as flat modules

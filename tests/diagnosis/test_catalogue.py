@@ -18,15 +18,8 @@ def test_example(rule, example):
     assert check_example(rule, example) == ""
 
 
-def test_the_27_cases_and_the_masked_nan_exist():
-    assert [r.id for r in RULES] == [*(f"GF{n:02}" for n in range(1, 28)), "GF35"]
-
-
-def test_the_cases_of_this_version_are_tested():
-    replayed = ["GF01", "GF03", "GF04", "GF14", "GF15", "GF16"]  # by experiments alone
-    logged = ["GF02", "GF05", "GF06", "GF07", "GF11", "GF12", "GF20", "GF35"]
-    assert [r.id for r in TESTED] == sorted([*replayed, *logged])
-    assert [r.id for r in TESTED if all(s.experiments for s in r.signs)] == replayed
+def test_the_27_cases_exist():
+    assert {f"GF{n:02}" for n in range(1, 28)} <= {r.id for r in RULES}
 
 
 @pytest.mark.parametrize("rule", TESTED, ids=lambda r: r.id)

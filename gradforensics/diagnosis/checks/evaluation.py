@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradforensics import signals
-from gradforensics.diagnosis.vocabulary import Answer, Hit, Missing, check, hit_at, label
+from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check, hit_at, label
 from gradforensics.tables import Evidence, Series
 
 _OLD_TASK = re.compile(
@@ -150,3 +150,9 @@ def old_task_forgotten(evidence: Evidence, *, rise: float, errors: float, evals:
             )
         )
     return hits
+
+
+CHECKS: tuple[Check, ...] = (
+    eval_rises,
+    old_task_forgotten,
+)

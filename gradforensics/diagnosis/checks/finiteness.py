@@ -6,7 +6,7 @@ import numpy as np
 
 from gradforensics import signals
 from gradforensics.diagnosis.checks.loss import descending_loss, lasting_bad, of_trainer
-from gradforensics.diagnosis.vocabulary import Answer, Fact, Hit, Missing, check, hit_at
+from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
 from gradforensics.own_files import is_step_log
 from gradforensics.tables import KINDS, Evidence, Series
 
@@ -271,3 +271,20 @@ def loss_always_zero(evidence: Evidence) -> Answer:
     if (loss.values != 0).any() or not (lr.good.values > 0).any():
         return []
     return [hit_at(loss, 0, points=len(loss))]
+
+
+CHECKS: tuple[Check, ...] = (
+    loss_nonfinite_first,
+    loss_nonfinite,
+    gradient_nonfinite_first,
+    gradient_nonfinite_beside_finite_loss,
+    nonfinite_isolated,
+    nonfinite_often,
+    loss_always_zero,
+    batch_without_labels,
+    eval_nonfinite_only,
+    gradient_nonfinite_from_start,
+    zero_loss_nan_gradient,
+    finite_loss_nan_gradient,
+    loss_exactly_zero,
+)

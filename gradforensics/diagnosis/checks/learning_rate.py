@@ -12,7 +12,7 @@ import polars as pl
 from gradforensics import signals
 from gradforensics.diagnosis.checks.loss import descending_loss, parked
 from gradforensics.diagnosis.schedules import Schedule, declared, worst_departure
-from gradforensics.diagnosis.vocabulary import Answer, Missing, check, hit_at
+from gradforensics.diagnosis.vocabulary import Answer, Check, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
 _ADAM = re.compile(r"adam|lamb|adafactor", re.IGNORECASE)
@@ -330,3 +330,17 @@ def schedule_begun_anew(evidence: Evidence, *, tolerance: float, share: float) -
             before, low, high = float(lr.values[i - 1]), float(lr.values[i]), float(new.values.max())
             return [hit_at(lr, i, before=before, fell_to=low, again=high, scheduler=schedule.name)]
     return []
+
+
+CHECKS: tuple[Check, ...] = (
+    lr_identically_zero,
+    stands_still_at_tiny_lr,
+    lr_above_recipe,
+    parks_at_unigram_above_recipe,
+    schedule_begun_anew,
+    schedule_warped,
+    schedule_not_attached,
+    schedule_departs,
+    schedule_ended_early,
+    schedule_restarted,
+)

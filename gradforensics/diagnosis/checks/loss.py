@@ -8,7 +8,7 @@ import re
 import numpy as np
 
 from gradforensics import signals
-from gradforensics.diagnosis.vocabulary import Answer, Fact, Hit, Missing, check, hit_at
+from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
 # Names that only reinforcement learning, adversarial training and annealed objectives log: such losses need not fall.
@@ -296,3 +296,15 @@ def starts_worse_than_chance(
         # a start below the ln V of every vocabulary may still lie above the ln V of this one
         return [] if over or vocabulary else Missing("settings:vocab_size")
     return [hit_at(loss, 0, start=start, chance=chance, level=level, vocabulary=vocabulary)]
+
+
+CHECKS: tuple[Check, ...] = (
+    left_best_level,
+    left_best_level_at_high_lr,
+    left_best_level_with_gradient,
+    left_far_above_its_start,
+    parks_at_unigram,
+    bounces,
+    rises_to_nonfinite,
+    starts_worse_than_chance,
+)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradforensics.diagnosis.checks.loss import lasting_bad
-from gradforensics.diagnosis.vocabulary import Answer, Fact, Hit, check
+from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, check
 from gradforensics.experiment_rows import Located, results
 from gradforensics.experiments import Result
 from gradforensics.tables import Evidence
@@ -385,3 +385,25 @@ def _padding(evidence: Evidence, *, finite: bool) -> list[Hit]:
             facts: dict[str, Fact] = {"difference": difference, "sample": _count(one.result, "sample")}
             hits.append(_hit(one, facts, value=difference))
     return hits
+
+
+CHECKS: tuple[Check, ...] = (
+    severed_in_replay,
+    left_aside_in_replay,
+    accumulated_gradient_differs,
+    checkpointing_changes_gradient,
+    graph_error_in_replay,
+    first_bad_value_in_replay,
+    bad_value_that_the_run_survived,
+    fails_in_this_precision_only,
+    failed_once_in_this_precision,
+    gradient_underflows_in_replay,
+    id_out_of_range_in_batch,
+    padding_in_labels,
+    end_of_sequence_not_in_labels,
+    samples_without_labels,
+    loss_is_no_mean,
+    labels_wrongly_shifted,
+    padding_changes_loss,
+    padding_makes_nan,
+)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from gradforensics.diagnosis.vocabulary import Answer, Hit, Missing, check, hit_at
+from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
 _REST = 10  # logged points without a cut that end the opening search
@@ -149,3 +149,11 @@ def pure_half_precision(evidence: Evidence) -> Answer:
 
 def _hit(precision: str) -> Answer:
     return [Hit(None, facts={"precision": precision})]
+
+
+CHECKS: tuple[Check, ...] = (
+    loss_scale_collapsed,
+    backoffs_unprovoked,
+    overflow_lines,
+    pure_half_precision,
+)
