@@ -78,6 +78,12 @@ def commands() -> None:
     help="What a replay of a step of the run found (gradforensics replay). Repeatable.",
 )
 @click.option(
+    "--baseline",
+    type=click.Path(),
+    metavar="RUN_DIR",
+    help="A healthy run of the same task to compare with: levels, rates and settings are judged beside its own.",
+)
+@click.option(
     "--rules",
     "rules_folder",
     type=click.Path(file_okay=False),
@@ -107,6 +113,7 @@ def analyze(
     settings: Sequence[str],
     columns: Sequence[str],
     replayed: Sequence[str],
+    baseline: str | None,
     rules_folder: str | None,
     fail_on: str,
     lang: str,
@@ -120,6 +127,7 @@ def analyze(
     """
     from pathlib import Path
 
+    from gradforensics.diagnosis import comparison
     from gradforensics.diagnosis.causes import diagnose
     from gradforensics.diagnosis.rules import load_rules
     from gradforensics.evidence.gather import gather
@@ -129,8 +137,9 @@ def analyze(
     from gradforensics.report.terminal import render
 
     inputs = _inputs(paths)
+    other = _inputs([baseline] if baseline else [])
     wanted = [*([("html", output)] if output is not None else []), *_wanted(outputs)]
-    chosen = targets(inputs, wanted, FORMATS, default=("html", DEFAULT_OUTPUT))
+    chosen = targets([*inputs, *other], wanted, FORMATS, default=("html", DEFAULT_OUTPUT))
     facts, mapped = dict(_pair(s, "--set") for s in settings), dict(_pair(c, "--map") for c in columns)
     rules = load_rules(Path(rules_folder)) if rules_folder else load_rules(examples=False)
     with Bar() as bar:
@@ -143,8 +152,13 @@ def analyze(
             replayed=_inputs(replayed),
             progress=bar,
         )
+        known = []
+        if baseline:
+            known = gather(other, settings=facts, columns=mapped, tensors=not no_tensors, progress=bar)
+            comparison.compare_with(comparison.the_one(known, baseline), found, rules)
     diagnoses = [diagnose(evidence, rules) for evidence in found]
-    sources = list({(s.path, s.sha256): s for evidence in found for s in evidence.sources}.values())
+    read = [*found, *known]
+    sources = list({(s.path, s.sha256): s for evidence in read for s in evidence.sources}.values())
     report = build(diagnoses, sources, language=lang)  # type: ignore[arg-type]  # a click.Choice
     rendered = [(target.path, FORMATS[target.format](report)) for target in chosen]
     _deliver(rendered, partial(render, report), force=force)

@@ -76,10 +76,29 @@ def test_set_gives_facts_that_the_files_lack(here, run_of, capsys):
     assert run["primary"] == "GF07"
 
 
+def test_a_run_is_judged_beside_a_baseline(here, run_of, tmp_path, capsys):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "log.jsonl").write_text(GOOD)
+    (other / "config.json").write_text(json.dumps({"learning_rate": 1e-3, "weight_decay": 0.1, "max_steps": 60}))
+    run = run_of(GOOD.replace("}", ', "epoch": 1}'))
+    (run / "config.json").write_text(json.dumps({"learning_rate": 2e-3, "weight_decay": 0.1, "max_steps": 60}))
+    assert main(["analyze", str(run), "--baseline", str(other), "--output", "json=-"]) == 0
+    out, err = capsys.readouterr()
+    compared = json.loads(out)["runs"][0]["compared"]
+    assert compared["path"] == str(other)
+    assert compared["differences"] == [{"key": "learning_rate", "here": 2e-3, "there": 1e-3}]
+    assert "compared with" in err
+    page = (here / "gradforensics-report.html").read_text()
+    assert "Settings that differ from the compared run (1)" in page
+    assert sum(s["path"] == "log.jsonl" for s in json.loads(out)["sources"]) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["analyze", "nowhere"], "nowhere"),
+        (["analyze", "RUN", "--baseline", "nowhere"], "nowhere"),
         (["analyze"], "Missing argument"),
         (["analyze", ""], "a PATH is empty"),
         (["analyze", "RUN", "--output", "json="], "names no path"),

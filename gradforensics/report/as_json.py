@@ -62,6 +62,7 @@ def _run(run: RunReport) -> dict[str, Any]:
         "events": [plain(asdict(event)) for event in run.events],
         "environment": [asdict(fact) for fact in run.environment],
         "baselines": list(run.baselines),
+        "compared": None if run.compared is None else plain(asdict(run.compared)),
         "checkpoints": None if run.checkpoints is None else [plain(asdict(row)) for row in run.checkpoints.rows],
         "replays": [plain(asdict(replay)) for replay in run.replays],
         "calls": [asdict(call) for call in run.checkpoints.calls] if run.checkpoints else [],

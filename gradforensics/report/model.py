@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast
 from gradforensics import __version__, experiment_rows
 from gradforensics.diagnosis import needs
 from gradforensics.diagnosis.causes import Diagnosis
+from gradforensics.diagnosis.comparison import Difference, differences
 from gradforensics.diagnosis.judge import Outcome, Verdict
 from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Language, LookAlike, Severity, Strength
 from gradforensics.diagnosis.vocabulary import Fact
@@ -140,11 +141,21 @@ class SettingRow:
     overridden: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The healthy run that this one was judged beside (--baseline), and the settings in which they differ."""
+
+    name: str
+    path: str
+    differences: tuple[Difference, ...]
+
+
 @dataclass(frozen=True)
 class RunReport:
     """Everything that a report says about one run. `verdicts` follow the catalogue, `findings` their weight.
 
-    baselines: names of runs of the same analysis that raise no alarm and logged the same, of a run that does.
+    baselines: names of runs of the same analysis that raise no alarm and logged the same, of a run that does;
+    compared: the healthy run of --baseline, where there is one.
     """
 
     name: str
@@ -162,6 +173,7 @@ class RunReport:
     events: tuple[Event, ...] = ()
     environment: tuple[Circumstance, ...] = ()
     baselines: tuple[str, ...] = ()
+    compared: Compared | None = None
     checkpoints: Checkpoints | None = None
     replays: tuple[ReplayRow, ...] = ()
     timeline: tuple[Chart, ...] = field(default=(), compare=False)
@@ -260,8 +272,14 @@ def _run(diagnosis: Diagnosis, language: Language, points: int) -> RunReport:
         environment=tuple(evidence.environment or ()),
         checkpoints=checkpoints(evidence, diagnosis.last_good_checkpoint),
         replays=told,
+        compared=_compared(evidence),
         timeline=timeline(evidence, weighed, diagnosis.primary, points),
     )
+
+
+def _compared(evidence: Evidence) -> Compared | None:
+    other = evidence.baseline
+    return None if other is None else Compared(other.name, other.path, tuple(differences(evidence, other)))
 
 
 def _weighed(diagnosis: Diagnosis) -> list[Verdict]:

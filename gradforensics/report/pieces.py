@@ -268,7 +268,22 @@ class Pieces:
         """Runs that this one can be compared with, as links."""
         anchors = {other.name: f"#r{i}" for i, other in enumerate(report.runs, 1)}
         links = joined([tag("a", name, href=anchors[name]) for name in run.baselines], ", ")
-        return joined([links, soft(self.words("baselines_why"))])
+        return joined([links, soft(f"{self.words('baselines_why')}; {self.words('baselines_how')}")])
+
+    def compared(self, run: RunReport) -> Markup:
+        """The run of --baseline, and how many settings differ."""
+        if run.compared is None:
+            return Markup("")
+        return joined([run.compared.name, soft(self.words.count("differs", len(run.compared.differences)))])
+
+    def differences(self, run: RunReport) -> Markup:
+        """The settings in which this run and the one of --baseline differ."""
+        found = run.compared.differences if run.compared else ()
+        rows = [
+            tag("tr", *(tag("td", tag("code", shorten(str(v), 80))) for v in (one.key, one.here, one.there)))
+            for one in found[:SETTINGS]
+        ]
+        return self.table(("key", "here", "there"), rows) + self.cut(len(found), SETTINGS)
 
     # -- the catalogue -------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from gradforensics.report.tensors import would_run
 from gradforensics.report.words import Words, is_command, place, shorten
 
 _OVERVIEW = 50  # runs that the overview lists
+_KEYS = 8  # settings that differ from the compared run's, by name
 
 
 def render(report: Report, *, color: bool, width: int, written: Sequence[str] = ()) -> str:
@@ -57,7 +58,12 @@ def _run(pen: Pen, run: RunReport) -> None:
     if run.last_good_checkpoint:
         pen.row(pen.words("t_last_good"), run.last_good_checkpoint)
     if run.baselines:
-        pen.row(pen.words("t_baselines"), f"{', '.join(run.baselines)} ({pen.words('baselines_why')})")
+        why = f"{words('baselines_why')}; {words('baselines_how')}"
+        pen.row(words("t_baselines"), f"{', '.join(run.baselines)} ({why})")
+    if run.compared:
+        keys = ", ".join(one.key for one in run.compared.differences[:_KEYS])
+        told = words.count("differs", len(run.compared.differences))
+        pen.row(words("t_compared"), f"{run.compared.name}; {told}{': ' if keys else ''}{keys}")
     _danger(pen, run)
     _replays(pen, run)
     if run.primary is not None:

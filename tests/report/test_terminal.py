@@ -48,7 +48,7 @@ def test_several_runs(sick: Diagnosis, healthy: Diagnosis) -> None:
         "GF05  runs/exp-7  steps 5 to 300, stopped by an exception\n"
         "no alarm  healthy  steps 1 to 60, reached its planned end\n\n"
     )
-    assert "\n  compare     healthy (no alarm on the same series in this analysis)\n" in text
+    assert "\n  compare     healthy (no alarm on the same series in this analysis; pass one with --baseline)\n" in text
     assert text.endswith("\n2 runs, 2 alarms, 1 finding below alarm level, 2 clear, 3 not judged\n")
 
 
