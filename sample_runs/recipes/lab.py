@@ -1,7 +1,8 @@
 """What the recipes share: tokens of known entropy, a tiny transformer, a plain training loop, log writers.
 
 A recipe trains a real model with a real fault in its loop and leaves what a user would find afterwards:
-`<out>/<name>/run/` (logs and a small configuration, no weights) and, beside it, `expected.toml` with the truth.
+`<out>/<name>/run/` (logs, a small configuration, weights only where they are the evidence) and, beside
+it, `expected.toml` with the truth.
 
 The files here are flat modules: `python sample_runs/recipes/gf05.py` works as well as
 `python -m recipes` in sample_runs.
@@ -327,6 +328,8 @@ class Sample:
     """Expected primary case where it is not `case`: its cause, or "" for a real fault below alarm level."""
     ending: str = "completed"
     settings: Mapping[str, str | int | float] = field(default_factory=dict)
+    checkpoints: bool = False
+    """The run directory holds checkpoints on purpose."""
 
     def expected(self) -> str:
         """The truth as TOML."""
@@ -343,7 +346,7 @@ class Sample:
             f"ending = {json.dumps(self.ending)}",
             f"settings = {{ {facts} }}" if facts else "settings = {}",
         )
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, *(["checkpoints = true"] if self.checkpoints else [])]) + "\n"
 
 
 def make(sample: Sample, out: Path) -> None:

@@ -9,6 +9,7 @@ from gradforensics.diagnosis.checks import (
     loss,
     replay,
     scaling,
+    weights,
 )
 from gradforensics.diagnosis.vocabulary import Check
 
@@ -19,6 +20,7 @@ _MODULES = (
     loss,
     replay,
     scaling,
+    weights,
 )
 CHECKS: dict[str, Check] = {check.name: check for module in _MODULES for check in module.CHECKS}
 if len(CHECKS) != sum(len(module.CHECKS) for module in _MODULES):

@@ -1,0 +1,97 @@
+"""GF11 in checkpoints: NaN weights of a run that was killed before its log had a line with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from lab import Sample, console, current_lr, main, write_json
+from torch import Tensor, nn
+from torch.nn import functional
+
+STEPS, EVERY, SAVED = 149, 30, 48
+CLASSES, WIDTH = 8, 24
+
+
+class Classifier(nn.Module):
+    """Two layers and a gate; the gate's mask of -inf is a buffer that is saved with the weights."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, WIDTH)
+        self.outer = nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("mask", torch.full((4, 4), float("-inf")).triu(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits (samples, classes)."""
+        logits: Tensor = self.outer(functional.gelu(self.inner(inputs)))
+        return logits
+
+
+def classified(run: Path, *, guarded: bool, blown: bool = False) -> None:
+    """Cross entropy minus a bonus on the entropy of a label distribution that is exactly 0 somewhere from 121 on.
+
+    guarded: eps inside its logarithm; blown: one loss in place of it that is 1e25 times too large.
+    """
+    torch.manual_seed(0)
+    model, centres = Classifier(), torch.randn(CLASSES, 16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    write_json(run / "config.json", {"learning_rate": 3e-3, "max_steps": 2000, "batch_size": 32, "optim": "adamw"})
+    with console(run / "train.log") as log:
+        for step in range(1, STEPS + 1):
+            labels = torch.randint(CLASSES, (32,))
+            inputs = centres[labels] + 0.5 * torch.randn(32, 16)
+            optimizer.zero_grad()
+            logits = model(inputs)
+            kept = torch.ones(CLASSES) if step < 121 else torch.arange(CLASSES).ne(0).float()
+            share = (logits.softmax(-1) * kept).mean(0)
+            entropy = -(share * (share + (1e-9 if guarded else 0.0)).log()).sum()
+            loss = functional.cross_entropy(logits, labels) - 0.01 * entropy
+            if blown and step == 121:
+                loss = loss * 1e25
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
+            optimizer.step()
+            if step % EVERY == 0:
+                log({"step": step, "loss": loss.item(), "lr": current_lr(optimizer)})
+            if step % SAVED == 0:
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                torch.save(state, run / f"checkpoint-{step:06d}.pt")
+
+
+SAMPLES = (
+    Sample(
+        "gf11-weights",
+        "gf11_checkpoints",
+        lambda run: classified(run, guarded=False),
+        "p log p of an exact 0 from step 121 on, killed at 149: the log (every 30 steps) is finite, checkpoint 144 not",
+        case="GF11",
+        variant="weights",
+        ending="truncated",
+        checkpoints=True,
+    ),
+    Sample(
+        "gf11-moments",
+        "gf11_checkpoints",
+        lambda run: classified(run, guarded=True, blown=True),
+        "the loss of step 121 is 1e25 times too large: squares of its gradient overflow in the second moments",
+        case="GF11",
+        variant="moments",
+        ending="truncated",
+        checkpoints=True,
+    ),
+    Sample(
+        "gf11-twin-checkpoints",
+        "gf11_checkpoints",
+        lambda run: classified(run, guarded=True),
+        "the same with eps inside the log; a mask full of -inf is saved beside the finite weights",
+        case="GF11",
+        twin=True,
+        ending="truncated",
+        checkpoints=True,
+    ),
+)
+
+if __name__ == "__main__":
+    main(SAMPLES)
