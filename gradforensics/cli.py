@@ -156,7 +156,7 @@ def analyze(
         if baseline:
             known = gather(other, settings=facts, columns=mapped, tensors=not no_tensors, progress=bar)
             comparison.compare_with(comparison.the_one(known, baseline), found, rules)
-    diagnoses = [diagnose(evidence, rules) for evidence in found]
+    diagnoses = comparison.beside_siblings([diagnose(evidence, rules) for evidence in found], rules)
     read = [*found, *known]
     sources = list({(s.path, s.sha256): s for evidence in read for s in evidence.sources}.values())
     report = build(diagnoses, sources, language=lang)  # type: ignore[arg-type]  # a click.Choice

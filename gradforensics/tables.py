@@ -218,8 +218,8 @@ _ORIGIN_RANK: dict[str, int] = {"user": 0, "runtime": 1, "config": 2}
 class Evidence:
     """Everything that the readers could get out of one run.
 
-    path: how the user can name its folder on a command line, "" where that is not known. baseline: the healthy run that
-    the user gave to compare with (--baseline), None where there is none.
+    path: how the user can name its folder on a command line, "" where that is not known. baseline: the healthy run to
+    compare with, None where there is none: that of --baseline or, where `baseline_is_sibling`, one of this analysis.
     """
 
     name: str
@@ -234,6 +234,7 @@ class Evidence:
     replays: list[Replayed] = field(default_factory=list)
     path: str = ""
     baseline: Evidence | None = field(default=None, repr=False)
+    baseline_is_sibling: bool = False
     _cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     # -- series ------------------------------------------------------------------------------------------------------

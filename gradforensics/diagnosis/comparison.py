@@ -1,4 +1,4 @@
-"""A run and the healthy one that the user gave to compare it with (--baseline)."""
+"""A run and a healthy one to compare it with: that of --baseline, or a sibling in the same analysis."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradforensics.diagnosis.causes import diagnose
+from gradforensics.diagnosis.causes import Diagnosis, diagnose
 from gradforensics.diagnosis.rules import Rule
 from gradforensics.errors import UsageError
 from gradforensics.tables import Evidence, Notice
 
 # Settings that name a run or a place: they differ between any two runs and explain nothing.
+_SHARED = 5  # settings that two runs must both state to count as runs of one task
+_APART = 3  # settings in which such runs may differ: beyond, too much could explain what parts them
+_POINTS = 20  # of the sibling's loss
 _NAMES = frozenset({"output_dir", "logging_dir", "run_name", "name", "experiment_name", "exp_name", "hub_model_id"})
 
 
@@ -46,6 +49,40 @@ def compare_with(baseline: Evidence, runs: Sequence[Evidence], rules: Sequence[R
             run.baseline = baseline
             continue
         run.notices.append(Notice("--baseline", None, text))
+
+
+def beside_siblings(diagnoses: Sequence[Diagnosis], rules: Sequence[Rule]) -> list[Diagnosis]:
+    """Judge the runs with a finding again, each beside its nearest healthy sibling; those without one stay as they are.
+
+    A sibling is a run of the same analysis that raises no alarm, logged the same loss and states nearly the same
+    settings: its level is a better reference than any general number.
+    """
+    healthy = [d.evidence for d in diagnoses if not d.alarms and any(v.outcome == "clear" for v in d.verdicts)]
+    found: list[Diagnosis] = []
+    for diagnosis in diagnoses:
+        run = diagnosis.evidence
+        if run.baseline is None and any(v.outcome == "fired" for v in diagnosis.verdicts):
+            sibling = _nearest(run, healthy)
+            if sibling is not None:
+                run.baseline, run.baseline_is_sibling = sibling, True
+                diagnosis = diagnose(run, rules)  # noqa: PLW2901  the verdicts beside the sibling take their place
+        found.append(diagnosis)
+    return found
+
+
+def _nearest(run: Evidence, healthy: Sequence[Evidence]) -> Evidence | None:
+    """The healthy run whose settings differ least; of equals the one that went furthest, None where all are too far."""
+    loss = run.series("loss")
+    ranked: list[tuple[int, int, int, Evidence]] = []
+    for place, other in enumerate(healthy):
+        theirs = other.series("loss")
+        if other is run or loss is None or theirs is None or theirs.tag != loss.tag or len(theirs.good) < _POINTS:
+            continue
+        shared = {s.key for s in run.settings or []} & {s.key for s in other.settings or []}
+        apart = len(differences(run, other))
+        if len(shared) >= _SHARED and apart <= _APART and not same_run(run, other):
+            ranked.append((apart, -int(theirs.steps[-1]), place, other))
+    return min(ranked, key=lambda one: one[:3])[3] if ranked else None
 
 
 def same_run(run: Evidence, other: Evidence) -> bool:

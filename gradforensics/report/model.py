@@ -143,11 +143,15 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The healthy run that this one was judged beside (--baseline), and the settings in which they differ."""
+    """The healthy run that this one was judged beside, and the settings in which they differ.
+
+    sibling: it is a run of the same analysis that was chosen for them, not that of --baseline.
+    """
 
     name: str
     path: str
     differences: tuple[Difference, ...]
+    sibling: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class RunReport:
     """Everything that a report says about one run. `verdicts` follow the catalogue, `findings` their weight.
 
     baselines: names of runs of the same analysis that raise no alarm and logged the same, of a run that does;
-    compared: the healthy run of --baseline, where there is one.
+    compared: the healthy run that it was judged beside, where there is one.
     """
 
     name: str
@@ -279,7 +283,11 @@ def _run(diagnosis: Diagnosis, language: Language, points: int) -> RunReport:
 
 def _compared(evidence: Evidence) -> Compared | None:
     other = evidence.baseline
-    return None if other is None else Compared(other.name, other.path, tuple(differences(evidence, other)))
+    return (
+        None
+        if other is None
+        else Compared(other.name, other.path, tuple(differences(evidence, other)), evidence.baseline_is_sibling)
+    )
 
 
 def _weighed(diagnosis: Diagnosis) -> list[Verdict]:

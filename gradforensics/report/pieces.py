@@ -274,7 +274,8 @@ class Pieces:
         """The run of --baseline, and how many settings differ."""
         if run.compared is None:
             return Markup("")
-        return joined([run.compared.name, soft(self.words.count("differs", len(run.compared.differences)))])
+        told = self.words.count("differs", len(run.compared.differences))
+        return joined([run.compared.name, soft(f"{self.words('sibling')}; {told}" if run.compared.sibling else told)])
 
     def differences(self, run: RunReport) -> Markup:
         """The settings in which this run and the one of --baseline differ."""

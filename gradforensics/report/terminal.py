@@ -63,7 +63,8 @@ def _run(pen: Pen, run: RunReport) -> None:
     if run.compared:
         keys = ", ".join(one.key for one in run.compared.differences[:_KEYS])
         told = words.count("differs", len(run.compared.differences))
-        pen.row(words("t_compared"), f"{run.compared.name}; {told}{': ' if keys else ''}{keys}")
+        sibling = f" ({words('sibling')})" if run.compared.sibling else ""
+        pen.row(words("t_compared"), f"{run.compared.name}{sibling}; {told}{': ' if keys else ''}{keys}")
     _danger(pen, run)
     _replays(pen, run)
     if run.primary is not None:

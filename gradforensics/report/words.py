@@ -153,6 +153,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "t_baselines": ("compare", "对照"),
     "compared": ("Compared with", "对照运行"),
     "t_compared": ("compared with", "对照"),
+    "sibling": ("a sibling run; --baseline names another", "同批运行；可用 --baseline 另行指定"),
     "differs": ("{n} settings differ", "{n} 项设置不同"),
     "differs_one": ("1 setting differs", "1 项设置不同"),
     "differing": ("Settings that differ from the compared run", "与对照运行不同的设置"),

@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from gradforensics.diagnosis.comparison import Difference, compare_with, differences, same_run, the_one
+from gradforensics.diagnosis.causes import diagnose
+from gradforensics.diagnosis.comparison import (
+    Difference,
+    beside_siblings,
+    compare_with,
+    differences,
+    same_run,
+    the_one,
+)
 from gradforensics.diagnosis.rules import load_rules
 from gradforensics.errors import UsageError
 from gradforensics.evidence.gather import gather
@@ -21,7 +29,14 @@ def made(tmp_path):
         folder.mkdir()
         rows = [{"step": i, "loss": loss, "lr": 1e-3} for i, loss in enumerate(losses, 1)]
         (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        known = {"learning_rate": 1e-3, "weight_decay": 0.1, "max_steps": 100, "output_dir": f"out/{name}"}
+        known = {
+            "learning_rate": 1e-3,
+            "weight_decay": 0.1,
+            "max_steps": 100,
+            "optim": "adamw",
+            "seed": 0,
+            "output_dir": f"out/{name}",
+        }
         (folder / "config.json").write_text(json.dumps({**known, **settings}))
         (found,) = gather([folder])
         return found
@@ -67,3 +82,27 @@ def test_a_folder_with_several_runs_is_no_baseline(made):
     with pytest.raises(UsageError, match=r"--baseline here holds 2 runs \(a, b\)"):
         the_one(runs, "here")
     assert the_one(runs[:1], "here") is runs[0]
+
+
+def siblings_of(*runs):
+    found = beside_siblings([diagnose(run, RULES) for run in runs], RULES)
+    return [d.evidence.baseline and d.evidence.baseline.name for d in found]
+
+
+def test_a_sick_run_is_judged_beside_its_nearest_healthy_sibling(made):
+    sick = made("sick", DIVERGED, learning_rate=3e-2)
+    near, far = made("near", HEALTHY), made("far", [x + 0.1 for x in HEALTHY], weight_decay=0.0)
+    assert siblings_of(sick, far, near) == ["near", None, None]
+    assert sick.baseline_is_sibling
+
+
+def test_runs_that_differ_in_much_or_say_little_are_no_siblings(made, tmp_path):
+    sick = made("sick", DIVERGED)
+    other = made("other", HEALTHY, learning_rate=1.0, weight_decay=0.0, max_steps=7)
+    (tmp_path / "other" / "config.json").unlink()
+    (bare,) = gather([tmp_path / "other"])
+    assert siblings_of(sick, bare) == [None, None]
+    assert len(differences(sick, other)) == 3
+    different = made("different", HEALTHY, learning_rate=1.0, weight_decay=0.0, max_steps=7, warmup_steps=3)
+    sick_too = made("sick too", DIVERGED, warmup_steps=4)
+    assert siblings_of(sick_too, different) == [None, None]

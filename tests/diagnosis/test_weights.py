@@ -16,12 +16,20 @@ def evidence(*rows):
     return Evidence("run", tables={"tensors": table})
 
 
+def found(check, of):
+    answer = check(of)
+    assert isinstance(answer, list)
+    return answer
+
+
 GOOD = ("a", 100, "param", "w", 0, 0, 0)
 BAD = ("b", 200, "param", "w", 3, 0, 0)
 
 
 def test_the_first_bad_checkpoint_is_the_onset_and_the_last_good_one_before_it_the_other_end():
-    hits = weights_nonfinite(evidence(("c", 300, "param", "w", 9, 0, 0), GOOD, BAD, ("b", 200, "param", "v", 0, 1, 0)))
+    hits = found(
+        weights_nonfinite, evidence(("c", 300, "param", "w", 9, 0, 0), GOOD, BAD, ("b", 200, "param", "v", 0, 1, 0))
+    )
     assert [(h.step, h.after, h.tensor) for h in hits] == [(200, 100, "w"), (300, 100, "w")]
     assert hits[0].facts == {"checkpoint": "b", "tensors": 2, "values": 4, "checkpoints": 2}
 
@@ -36,7 +44,7 @@ def test_buffers_and_masks_full_of_minus_infinity_are_no_weights(row):
 
 
 def test_infinity_in_a_weight_counts():
-    assert [h.facts["values"] for h in weights_nonfinite(evidence(("b", 2, "param", "w", 0, 0, 3)))] == [3]
+    assert [h.facts["values"] for h in found(weights_nonfinite, evidence(("b", 2, "param", "w", 0, 0, 3)))] == [3]
 
 
 def test_without_measured_tensors_nothing_is_judged():
@@ -47,5 +55,5 @@ def test_without_measured_tensors_nothing_is_judged():
 def test_moments_count_only_beside_finite_weights():
     moment = ("b", 200, "exp_avg", "w", 5, 0, 0)
     fine = ("b", 200, "param", "w", 0, 0, 0)
-    assert [h.step for h in moments_nonfinite_beside_finite_weights(evidence(GOOD, fine, moment))] == [200]
+    assert [h.step for h in found(moments_nonfinite_beside_finite_weights, evidence(GOOD, fine, moment))] == [200]
     assert moments_nonfinite_beside_finite_weights(evidence(GOOD, BAD, moment)) == []
