@@ -52,7 +52,8 @@ def may_cause(cause: Verdict, effect: Verdict) -> bool:
 def _last_good(evidence: Evidence, alarms: Sequence[Verdict]) -> str | None:
     """The newest checkpoint that is complete, finite and from before every alarm began; None where none is known to be.
 
-    An alarm may have begun right after its last good logged step; without one, at any step before its onset.
+    An alarm may have begun right after its last good logged step; without one, at any step before its onset. Where the
+    lower end of its onset is a checkpoint that was looked at, that one is good.
     """
     table = evidence.table("checkpoints")
     if table is None:
@@ -60,7 +61,9 @@ def _last_good(evidence: Evidence, alarms: Sequence[Verdict]) -> str | None:
     good = table.filter(pl.col("complete") & (pl.col("nonfinite") == 0) & (pl.col("parameters") > 0))
     for alarm in alarms:
         if alarm.onset is not None:
-            good = good.filter(pl.col("step") < (alarm.onset_after if alarm.onset_after is not None else 0))
+            first_bad = alarm.onset_after if alarm.onset_after is not None else 0
+            seen = any(h.series == "tensors" and h.step == alarm.onset for one in alarm.holdings for h in one.hits)
+            good = good.filter(pl.col("step") < first_bad + seen)
     newest = good.filter(pl.col("step").is_not_null()).sort("step")
     if newest.height:
         return str(newest["path"][-1])
