@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gradforensics.diagnosis import rules
+from gradforensics.diagnosis import rule_model
 from gradforensics.diagnosis.causes import diagnose
 from gradforensics.diagnosis.examples import evidence_of
 from gradforensics.diagnosis.judge import Verdict, judge
@@ -266,7 +266,7 @@ def test_a_clean_step_beside_a_nan_elsewhere_acquits_nothing_that_could_have_mad
 
 
 def test_a_replayed_verdict_offers_no_further_replay_and_a_logged_one_names_run_and_step(diagnosis, monkeypatch):
-    monkeypatch.setattr(rules, "COMMANDS", ("analyze", "replay"))
+    monkeypatch.setattr(rule_model, "COMMANDS", ("analyze", "replay"))
     found = diagnosis(SEVERED)
     logged = verdict_of(found, "GF11")
     run = found.evidence.path
@@ -275,7 +275,7 @@ def test_a_replayed_verdict_offers_no_further_replay_and_a_logged_one_names_run_
 
 
 def test_the_step_of_a_command_is_n_where_no_onset_is_known_and_unknown_experiments_are_not_offered(monkeypatch):
-    monkeypatch.setattr(rules, "COMMANDS", ("analyze", "replay"))
+    monkeypatch.setattr(rule_model, "COMMANDS", ("analyze", "replay"))
     rule = replace(RULES[0], verify="gradforensics replay {run} --step N --experiment severed")
     facts = {"run": "my run", "onset": None}
     assert Verdict(rule, "fired", facts=facts).verify() == (

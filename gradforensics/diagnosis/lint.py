@@ -1,0 +1,228 @@
+"""What a rule file must hold beyond its format: `gradforensics rules check` and the tests of the catalogue ask here."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradforensics.diagnosis.examples import check_example
+from gradforensics.diagnosis.rule_layout import Layout
+from gradforensics.diagnosis.rules import LANGUAGES, Rule, catalogue_ids, read_rules
+
+LONGEST_TITLE = 72
+SHORTEST_SOURCE = 9  # characters: "own default" says where a number comes from, "measured" does not
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """Something that is wrong with a rule file, or only a matter of style (`warning`)."""
+
+    path: Path
+    line: int
+    text: str
+    warning: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {'warning: ' if self.warning else ''}{self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found in a folder of rule files: all complaints, by file and line, and how much was looked at."""
+
+    complaints: tuple[Complaint, ...]
+    rules: int
+    examples: int
+
+    @property
+    def wrong(self) -> int:
+        """The complaints that are no mere warnings."""
+        return sum(not one.warning for one in self.complaints)
+
+
+Say = Callable[..., Complaint]
+Lint = Callable[[Rule, Say], Iterator[Complaint]]
+
+
+def check_folder(folder: Path) -> Checked:
+    """Check every rule file below a folder: its format, what it must hold, and its examples.
+
+    Cases of the catalogue count as known. Raises RuleError where there is no rule file.
+    """
+    rules, errors = read_rules(folder)
+    complaints = [Complaint(Path(error.path), error.line or 1, error.text) for error in errors]
+    broken = {one.path for one in complaints}
+    known = frozenset(rule.id for rule in rules) | catalogue_ids()
+    for rule in rules:
+        complaints += check_rule(rule, known)
+        if rule.path not in broken:  # an example tells nothing about signs that could not be read
+            complaints += failing_examples(rule)
+    complaints = list(dict.fromkeys(sorted(complaints, key=lambda c: (str(c.path), c.line, c.text))))
+    return Checked(tuple(complaints), len(rules), sum(len(rule.examples) for rule in rules))
+
+
+def check_rule(rule: Rule, known: frozenset[str]) -> list[Complaint]:
+    """What a rule lacks; known: ids of the cases that it may name. Its examples are not run."""
+    layout = Layout(rule.path.read_text(encoding="utf-8"))
+
+    def say(text: str, needle: str = "", table: str = "", index: int = 0, *, warning: bool = False) -> Complaint:
+        return Complaint(rule.path, layout.line(needle, table, index), text, warning)
+
+    found = [complaint for lint in LINTS for complaint in lint(rule, say)]
+    return [*found, *_unknown_cases(rule, known, say)]
+
+
+def failing_examples(rule: Rule) -> Iterator[Complaint]:
+    """The examples whose outcome is not the one that they state."""
+    layout = Layout(rule.path.read_text(encoding="utf-8"))
+    for i, example in enumerate(rule.examples):
+        if wrong := check_example(rule, example):
+            note = str(example.get("note", "?"))
+            yield Complaint(rule.path, layout.line("", "example", i), f"the example {note!r} {wrong}")
+
+
+def _place(rule: Rule, say: Say) -> Iterator[Complaint]:
+    if (rule.path.parent.name, rule.path.stem) != (rule.family, rule.slug):
+        yield say(f"the file must be {rule.family}/{rule.slug}.toml, after its family and slug", "slug")
+
+
+def _texts(rule: Rule, say: Say) -> Iterator[Complaint]:
+    """Everything that a report shows must be there, in both languages."""
+    for key in ("title", "what", "why", "fix"):
+        told = getattr(rule.texts["zh", None], key) if ("zh", None) in rule.texts else ""
+        if not told:
+            yield say(f"the Chinese {key} is missing ([zh])", "", "zh")
+        elif not _chinese("".join(told)):
+            yield say(f"the Chinese {key} is not in Chinese", key, "zh")
+    for variant in rule.variants:
+        if not rule.texts["en", variant].what:
+            yield say(f"the variant {variant} has no text of its own (what)", "", f"variant.{variant}")
+        chinese = rule.texts.get(("zh", variant))
+        if chinese is None or not chinese.what:
+            yield say(
+                f"the Chinese what of the variant {variant} is missing ([zh.variant.{variant}])", "", _zh(variant)
+            )
+        elif not _chinese(chinese.what):
+            yield say(f"the Chinese what of the variant {variant} is not in Chinese", "what", f"zh.variant.{variant}")
+    if not rule.verify:
+        yield say("verify is missing: how can a reader check the verdict?")
+    if not rule.look_alikes:
+        yield say("no look_alike: what looks the same, and what separates it?")
+    if len(rule.title) > LONGEST_TITLE:
+        yield say(f"the title has {len(rule.title)} characters; {LONGEST_TITLE} fit a line", "title", warning=True)
+
+
+def _zh(variant: str) -> str:
+    return f"zh.variant.{variant}"
+
+
+def _chinese(text: str) -> bool:
+    return re.search(r"[\u4e00-\u9fff]", text) is not None
+
+
+def _unfilled(rule: Rule, say: Say) -> Iterator[Complaint]:
+    """Placeholders where nobody fills them."""
+    for language in LANGUAGES:
+        for variant in (None, *rule.variants):
+            texts = rule.texts.get((language, variant))
+            place = ".".join([*(["zh"] if language == "zh" else []), *(["variant", variant] if variant else [])])
+            for key in ("title", "why") if texts is not None else ():
+                if names := _placeholders(getattr(texts, key)):
+                    yield say(f"{key} is shown as it stands: {{{names[0]}}} would not be filled in", key, place)
+    for key in ("false_alarms", "references"):
+        if names := [name for text in getattr(rule, key) for name in _placeholders(text)]:
+            yield say(f"{key} are shown as they stand: {{{names[0]}}} would not be filled in", key)
+
+
+def _placeholders(text: str) -> list[str]:
+    try:
+        return [name for _, name, _, _ in string.Formatter().parse(text) if name]
+    except ValueError:  # a brace that stands for itself
+        return []
+
+
+def _parameters(rule: Rule, say: Say) -> Iterator[Complaint]:
+    for name, parameter in rule.parameters.items():
+        if not parameter.unit.strip():
+            yield say(f"the parameter {name} has no unit", name, "parameters")
+        if len(parameter.source.strip()) < SHORTEST_SOURCE:
+            yield say(f"the parameter {name} does not say where it comes from (source)", name, "parameters")
+
+
+def _examples(rule: Rule, say: Say) -> Iterator[Complaint]:
+    """A firing example per variant, a near miss, and one whose evidence is missing."""
+    if not rule.signs:
+        if not rule.needs:
+            yield say("a rule without signs must say what it would need (needs)")
+        return
+    spoken = {sign.variant for sign in rule.signs}
+    fired = {example.get("variant") for example in rule.examples if "fires_at" in example or example.get("fires")}
+    for variant in rule.variants:
+        if variant not in spoken:
+            yield say(f"no sign speaks of the variant {variant}", "", f"variant.{variant}")
+        elif variant not in fired:
+            yield say(f"the variant {variant} has no example that fires", "", f"variant.{variant}")
+    if not fired:
+        yield say("no example fires")
+    if not any(sign.acquits for sign in rule.signs):  # looked, found nothing, and says nothing about the rest of a run
+        if not any(example.get("missing") == [] for example in rule.examples):
+            yield say("no sign acquits: an example must look and find nothing (missing = [])")
+    elif not any(example.get("clear") for example in rule.examples):
+        yield say("no near miss: an example that looks like the case and is clear (clear = true)")
+    if not any(example.get("missing") for example in rule.examples):
+        yield say("no example without the evidence: what is missing then (missing = [..])?")
+
+
+def _unknown_cases(rule: Rule, known: frozenset[str], say: Say) -> Iterator[Complaint]:
+    """Ids of cases that do not exist (those in leads_to are contradictions between files, see rules.py)."""
+    for i, look_alike in enumerate(rule.look_alikes):
+        if look_alike.case not in known:
+            yield say(f"the look_alike {look_alike.case} does not exist", look_alike.case, "look_alike", i)
+    for i, example in enumerate(rule.examples):
+        named = example.get("refuted_by", [])
+        for case in named if isinstance(named, list) else [named]:
+            if case not in known:
+                yield say(f"refuted_by names {case}, which does not exist", "refuted_by", "example", i)
+
+
+# Advice that is common and does harm, in either language; each with the reason why.
+_HARMFUL: tuple[tuple[str, str], ...] = (
+    (r"\bxavier|\bglorot", "initialising anew throws away what a loaded model knows"),
+    (r"\beps(?:ilon)?\w*\s*(?:=|:|to|of|为|到|至|设为|提高到|增大到)?\s*(?:1e-0?5|0\.00001|10\^-5)(?!.*\bnorm)",
+     "an Adam eps of 1e-5 freezes parameters with small gradients"),
+    (r"zero_grad\b.*\b(?:before|at) (?:every|each) forward|每次前向.*zero_grad|zero_grad.*每次前向",
+     "it clears the gradients that accumulation collects"),
+    (r"\bNCCL_SOCKET_TIMEOUT\b", "NCCL has no such variable"),
+    (r"\boptim\s*=\s*[\"']?lion\b(?!_)", "no optimizer has that name (lion_32bit, lion_8bit)"),
+    (r"\bloss[_ ]scale\s*(?:=|:|of|to|为|设为)?\s*128\b", "a fixed loss scale is no cure for a lost one"),
+    (r"requires_grad_\(\s*True\s*\)", "it makes a new leaf: what lies before it still gets no gradient"),
+    (r"\b(?:only (?:on|from) rank 0|rank[- ]0[- ]only|on rank 0 only)\b|(?:仅|只)在?\s*rank ?0",
+     "a fault of one rank shows on that rank"),
+    (r"^(?:first,? )?(?:clip|(?:use|apply|add|lower|turn on)\b.{0,30}\bclip).*\b(?:NaNs?|not finite|non-finite)\b",
+     "clipping spreads a NaN to all gradients; find where it arises first"),
+    (r"^(?:首先|先)?(?:使用|添加|启用|对梯度)?.{0,6}裁剪.*(?:NaN|非有限)", "clipping spreads a NaN to all gradients"),
+)  # fmt: skip
+_WARNS = re.compile(
+    r"\b(?:not|never|cannot|without|instead of|rather than|avoid)\b|n't\b|"
+    r"不要|不应|不可|不能|不会|而不是|切勿|勿|别|而非|无法",
+    re.IGNORECASE,
+)
+_SENTENCES = re.compile(r"(?<=[.;:!?])\s+|(?<=[。；：！？])")
+
+
+def _harmful(rule: Rule, say: Say) -> Iterator[Complaint]:
+    """Fixes that recommend what is known to do harm; to warn of it is no fault."""
+    for (language, variant), texts in rule.texts.items():
+        place = ".".join([*(["zh"] if language == "zh" else []), *(["variant", variant] if variant else [])])
+        for fix in texts.fix:
+            for sentence in _SENTENCES.split(fix):
+                for pattern, reason in _HARMFUL:
+                    found = re.search(pattern, sentence, re.IGNORECASE)
+                    if found and not _WARNS.search(sentence):
+                        yield say(f"this fix does harm ({found[0][:40]!r}): {reason}", fix[:30], place)
+
+
+LINTS: tuple[Lint, ...] = (_place, _texts, _unfilled, _parameters, _examples, _harmful)

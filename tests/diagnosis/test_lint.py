@@ -1,0 +1,247 @@
+"""The linter of rule files: what it finds, that it finds all of it at once, and where."""
+
+import pytest
+
+from gradforensics.cli import main
+from gradforensics.diagnosis.lint import check_folder
+
+GOOD = """\
+id       = "TT01"
+slug     = "dead-rate"
+family   = "test"
+title    = "The learning rate is zero"
+severity = "S2"
+leads_to = ["GF06"]
+what     = "The rate is 0 from step {onset}."
+why      = "A rate of zero changes nothing."
+fix      = ["Set a learning rate."]
+verify   = "gradforensics replay {run} --step {onset}"
+false_alarms = ["A warm-up that has not begun."]
+references = ["PyTorch documentation: torch.optim"]
+
+[variant.all]
+what = "The rate is 0 throughout, from step {onset}."
+
+[parameters]
+share = { value = 0.5, unit = "fraction of points", source = "made up for this test" }
+
+[[sign]]
+check    = "lr_identically_zero"
+variant  = "all"
+strength = "probable"
+with     = { share = "$share" }
+
+[[look_alike]]
+case = "GF12"
+tell = "There the steps are skipped."
+
+[[example]]
+note     = "zero throughout"
+series   = { lr = "0*50", loss = "3*50" }
+fires_at = 1
+variant  = "all"
+
+[[example]]
+note   = "near miss: small, and not zero"
+series = { lr = "1e-6*50", loss = "3*50" }
+clear  = true
+
+[[example]]
+note    = "no rate logged"
+series  = { loss = "3*50" }
+missing = ["series:lr:points>=10"]
+
+[zh]
+title = "学习率为零"
+what  = "从第 {onset} 步起学习率为 0。"
+why   = "学习率为零时什么也不会改变。"
+fix   = ["设置学习率。"]
+
+[zh.variant.all]
+what = "学习率始终为 0，从第 {onset} 步起。"
+"""
+SILENT = """
+[[example]]
+note    = "looked, and found nothing"
+series  = { lr = "1e-6*50", loss = "3*50" }
+missing = []
+"""
+FIX = '["Set a learning rate."]'
+ZH_FIX = '["设置学习率。"]'
+
+
+@pytest.fixture
+def lint(tmp_path):
+    """Lint one file; gives its complaints as (line, text), and whether each is a mere warning."""
+
+    def check(text, place="test/dead-rate.toml"):
+        path = tmp_path / "rules" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        found = check_folder(tmp_path / "rules")
+        assert all(complaint.path == path for complaint in found.complaints)
+        return [(c.line, c.text) for c in found.complaints], [c.warning for c in found.complaints]
+
+    return check
+
+
+def line_of(text, piece):
+    return next(n for n, row in enumerate(text.splitlines(), 1) if piece in row)
+
+
+def test_a_good_rule_has_nothing_to_complain_of(lint):
+    assert lint(GOOD) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint", "at"),
+    [
+        ("leads_to =", "lead_to =", "unknown key 'lead_to'", "lead_to ="),
+        ("check    =", 'weight = "x"\ncheck    =', "unknown key 'weight' in a sign", "weight ="),
+        ("[variant.all]\n", '[variant.all]\nname = "x"\n', "unknown key 'name' among the texts", "name ="),
+        ('note     = "zero', 'kind = "x"\nnote     = "zero', "unknown key 'kind'", "[[example]]"),
+        ('unit = "fraction of points"', 'unit = ""', "share has no unit", "share ="),
+        ('unit = "fraction of points", ', "", "must be { value", "share ="),
+        ('source = "made up for this test"', 'source = "guess"', "does not say where it comes from", "share ="),
+        ("fires_at = 1\nvariant  = ", "fires_at = 1\nstrength = ", "all has no example that fires", "[variant.all]"),
+        ('variant  = "all"\nstrength', "strength", "no sign speaks of the variant all", "[variant.all]"),
+        ("clear  = true", 'missing = ["x"]', "no near miss", "id "),
+        ('missing = ["series:lr:points>=10"]', "clear = true", "no example without the evidence", "id "),
+        ("fires_at = 1", "fires_at = 3", "fires at 1, not at 3", "[[example]]"),
+        ('case = "GF12"', 'case = "TT77"', "look_alike TT77 does not exist", 'case = "TT77"'),
+        ('"GF06"', '"TT78"', "leads_to names TT78", "leads_to"),
+        ("clear  = true", 'clear = true\nrefuted_by = ["TT79"]', "refuted_by names TT79", "refuted_by"),
+        ('title = "学习率为零"\n', "", "Chinese title is missing", "[zh]"),
+        ("A rate of zero changes nothing", "{onset} changes nothing", "would not be filled in", "why "),
+        ('why   = "学习率为零时什么也不会改变。"', 'why = "So."', "Chinese why is not in Chinese", "why = "),
+        (f"fix   = {ZH_FIX}\n", "", "0 entries, in English 1", "[zh]"),
+        ('what = "学习率始终为 0，从第 {onset} 步起。"', 'title = "零"', "what of the variant all", "[zh.variant.all]"),
+        ('[zh.variant.all]\nwhat = "', '[zh.variant.all]\nwhat = "{level}', "{level} is no fact", "{level}"),
+        ("throughout, from step {onset}", "throughout, from {onset:>99}", "format is not allowed", "{onset:>99}"),
+        ("[parameters]", '[parameters]\nother = { value = 1, unit = "u", source = "mine only" }', "no sign", "other ="),
+        ('slug     = "dead-rate"', 'slug = "dead"', "must be test/dead.toml", "slug"),
+        ('family   = "test"', 'family = "other"', "must be other/dead-rate.toml", "slug"),
+        ('verify   = "gradforensics replay {run} --step {onset}"\n', "", "verify is missing", "id "),
+        (
+            '[[look_alike]]\ncase = "GF12"\ntell = "There the steps are skipped."\n', "",
+            "no look_alike", "id ",
+        ),
+        ('strength = "probable"', 'strength = "sure"', "needs a strength", "lr_identically_zero"),
+        ('"S2"', '"S7"', "severity 'S7'", "severity"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_its_line(lint, old, new, complaint, at):
+    text = GOOD
+    assert old in text
+    text = text.replace(old, new, 1)
+    found, warnings = lint(text)
+    assert any(complaint in said for _, said in found), found
+    assert (line_of(text, at)) in [line for line, said in found if complaint in said]
+    assert not any(warnings)
+
+
+@pytest.mark.parametrize(
+    ("english", "chinese"),
+    [
+        ("Initialise the weights with xavier_uniform_.", "用 xavier_uniform_ 重新初始化权重。"),
+        ("Raise eps to 1e-5.", "把 eps 提高到 1e-5。"),
+        ("Call zero_grad() before every forward pass.", "在每次前向之前调用 zero_grad()。"),
+        ("Set NCCL_SOCKET_TIMEOUT=1800.", "设置 NCCL_SOCKET_TIMEOUT=1800。"),
+        ('Try optim="lion".', '使用 optim="lion"。'),
+        ("Set loss_scale=128.", "设置 loss_scale=128。"),
+        ("Use hidden.clone().requires_grad_(True).", "使用 hidden.clone().requires_grad_(True)。"),
+        ("Print the gradients only on rank 0.", "只在 rank 0 打印梯度。"),
+        ("Clip the gradients, so that NaN does no harm.", "裁剪梯度以消除 NaN。"),
+    ],
+)
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_advice_that_does_harm_is_refused_in_both_languages(lint, english, chinese, language):
+    old, new = (FIX, english) if language == "en" else (ZH_FIX, chinese)
+    text = GOOD.replace(old, f"['''{new}''']")
+    found, _ = lint(text)
+    assert len(found) == 1
+    assert "does harm" in found[0][1]
+    assert found[0][0] == line_of(text, new)
+
+
+@pytest.mark.parametrize(
+    "fix",
+    [
+        "Do not set NCCL_SOCKET_TIMEOUT: NCCL has no such variable.",
+        "Raise the eps of the layer norm to 1e-5.",
+        "Find the place before any clipping: a NaN norm makes clip_grad_norm_ write NaN into every gradient.",
+        "When changing to Lion, use optim=lion_32bit.",
+        "Clip gradients at 1.0.",
+        "Call zero_grad() once per optimizer step.",
+    ],
+)
+def test_advice_that_only_speaks_of_it_is_no_fault(lint, fix):
+    assert lint(GOOD.replace(FIX, f"['''{fix}''']")) == ([], [])
+
+
+def test_a_rule_whose_signs_do_not_acquit_must_look_and_find_nothing(lint):
+    text = GOOD.replace("with     =", "acquits  = false\nwith     =")
+    text = text.replace("clear  = true", 'missing = ["x"]').replace(
+        'missing = ["x"]', 'missing = ["series:lr:points>=10"]', 1
+    )
+    found, _ = lint(text)
+    assert any("must look and find nothing" in said for _, said in found)
+    kept = GOOD.replace("with     =", "acquits  = false\nwith     =")
+    near = kept[kept.index('[[example]]\nnote   = "near miss') : kept.index('[[example]]\nnote    = "no rate')]
+    assert lint(kept.replace(near, "").replace("[zh]\n", SILENT + "\n[zh]\n")) == ([], [])
+
+
+def test_a_long_title_is_a_warning_and_no_fault(lint, tmp_path, capsys):
+    text = GOOD.replace("The learning rate is zero", "The learning rate is zero " * 3)
+    found, warnings = lint(text)
+    assert warnings == [True]
+    assert found[0][0] == line_of(text, "title")
+    assert main(["rules", "check", str(tmp_path / "rules")]) == 0
+    assert "warning: the title has" in capsys.readouterr().err
+
+
+def test_every_complaint_comes_at_once(lint, tmp_path, capsys):
+    text = GOOD
+    for old, new in (
+        ("leads_to =", "lead_to ="),
+        ('unit = "fraction of points"', 'unit = ""'),
+        ('case = "GF12"', 'case = "TT77"'),
+        ('title = "学习率为零"\n', ""),
+        ('strength = "probable"', 'strength = "sure"'),
+        (FIX, '["Set loss_scale=128."]'),
+        ('"S2"', '"S9"'),
+        ('family   = "test"', 'family = "Test"'),
+    ):
+        text = text.replace(old, new, 1)
+    found, _ = lint(text)
+    told = " | ".join(said for _, said in found)
+    for piece in (
+        "unknown key 'lead_to'", "no unit", "TT77", "Chinese title", "needs a strength", "does harm", "severity 'S9'",
+        "lower case words",
+    ):  # fmt: skip
+        assert piece in told
+    assert main(["rules", "check", str(tmp_path / "rules")]) == 2
+    path = tmp_path / "rules" / "test" / "dead-rate.toml"
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == len(found)
+    assert f"{path}:{line_of(text, 'lead_to')}: unknown key 'lead_to'" in errors
+
+
+def test_complaints_of_all_files_come_together(tmp_path):
+    for name, old, new in (("dead-rate", '"S2"', '"S9"'), ("b", "id  ", "ident"), ("c", "[zh]", "[zh")):
+        (tmp_path / "test").mkdir(exist_ok=True)
+        (tmp_path / "test" / f"{name}.toml").write_text(GOOD.replace(old, new, 1), encoding="utf-8")
+    found = check_folder(tmp_path)
+    assert {c.path.stem for c in found.complaints} == {"dead-rate", "b", "c"}
+    assert any("not TOML" in c.text for c in found.complaints)
+
+
+def test_an_id_taken_twice_and_a_circle_are_complaints(tmp_path):
+    first, second = GOOD.replace('"GF06"', '"TT02"'), GOOD.replace('"GF06"', '"TT01"')
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "dead-rate.toml").write_text(first, encoding="utf-8")
+    other = second.replace('"TT01"\nslug     = "dead-rate"', '"TT02"\nslug     = "other"')
+    (tmp_path / "test" / "other.toml").write_text(other, encoding="utf-8")
+    assert [c.text for c in check_folder(tmp_path).complaints] == ["leads_to runs in a circle: TT01 -> TT02 -> TT01"]
+    (tmp_path / "test" / "twice.toml").write_text(first.replace("dead-rate", "twice"), encoding="utf-8")
+    assert any("the id TT01 is taken by" in c.text for c in check_folder(tmp_path).complaints)
