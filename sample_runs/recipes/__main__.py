@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 MODULES = (
+    "gf01",
     "gf02",
+    "gf04",
     "gf05",
     "gf06",
     "gf07",
