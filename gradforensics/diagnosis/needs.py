@@ -13,9 +13,11 @@ import shlex
 from dataclasses import dataclass, replace
 
 from gradforensics import experiment_rows
+from gradforensics.diagnosis import frameworks
 from gradforensics.experiments import JUDGED
 from gradforensics.tables import TABLES, Evidence, Phase
 
+_OF_CHECKPOINTS = frozenset({"checkpoints", "tensors", "moments", "travels", "groups", "facts", "calls"})
 _CONDITION = re.compile(r"(points|ranks|rows)>=(\d+)")
 _SERIES = re.compile(r"(?:(eval|test)/)?(.+)")
 
@@ -107,48 +109,34 @@ def satisfied(need: Need, evidence: Evidence) -> bool:
     return not need.ranks or ("rank" in table.columns and table["rank"].drop_nulls().n_unique() >= need.ranks)
 
 
-# How to log or save next time what was missing. Keys are a need's name (or, for tables, the table).
-# Needs that differ in their points alone share one line; the report shows the need itself beside it.
-_ADVICE = {
-    "loss": "Log the training loss at every step or every few steps.",
-    "lr": "Log the learning rate beside every loss (optimizer.param_groups[0]['lr']).",
-    "grad_norm": "Log, beside every loss, the gradient norm that torch.nn.utils.clip_grad_norm_ returns.",
-    "loss_scale": "Log scaler.get_scale() beside every loss.",
-    "console": "Keep the console output of the launch (tee train.log).",
-    "kernel": "Keep dmesg (dmesg -T > dmesg.txt) of the hosts.",
-    "batch": "Keep token ids, labels and attention masks of some batches.",
-    "environment": "Keep the output of python -m torch.utils.collect_env.",
-}
-
-
-def advice(text: str, run: str = "", step: int | None = None) -> str:
+def advice(
+    text: str, run: str = "", step: int | None = None, *, framework: str = frameworks.GENERAL, language: str = "en"
+) -> str:
     """One line that says how to have this evidence next time; empty where the need speaks for itself.
 
-    run, step: the run directory and the step that a command is to name, where they are known.
+    run, step: the run directory and the step that a command is to name, where they are known. framework: of the user,
+    see frameworks.py. Needs that differ in their points alone share one line; the report shows the need beside it.
     """
     try:
         need = parse(text)
     except ValueError:
         return ""
+    where = f"{shlex.quote(run) if run else 'RUN'} --step {'N' if step is None else step}"
+    found = frameworks.line(framework, language, _keys(need))
+    return found.format(name=need.name, where=where)
+
+
+def _keys(need: Need) -> tuple[str, ...]:
+    """The keys of advice.toml that answer a need, the closest first."""
     if need.baseline:
-        return "Name a healthy run of the same task with --baseline RUN_DIR."
-    if need.kind == "series":
-        if need.ranks:
-            return f"Log {need.name} on every rank, with the rank in the file name."
-        if need.phase == "eval":
-            return (
-                "Evaluate on held-out data at regular steps and log the loss."
-                if need.name == "loss"
-                else f"Log {need.name} of the evaluation."
-            )
-        return _ADVICE.get(need.name, f"Log {need.name} beside every loss.")
-    if need.kind == "settings":
-        return f"Keep {need.name} in a configuration file beside the logs, or pass --set {need.name}=VALUE."
-    if need.kind == "experiments":
-        where = f"{shlex.quote(run) if run else 'RUN'} --step {'N' if step is None else step}"
-        return f"Run gradforensics replay {where} --experiment {need.name} and pass its folder to analyze --with."
-    if need.kind == "events":
-        return _ADVICE[need.name]
-    if need.name in ("checkpoints", "tensors", "moments", "travels", "groups"):
-        return "Keep two checkpoints with their optimizer states."
-    return _ADVICE.get(need.name, "")
+        return ("baseline",)
+    match need.kind:
+        case "series" if need.ranks:
+            return ("ranks",)
+        case "series" if need.phase == "train":
+            return (need.name, "series")
+        case "series":
+            return (f"eval/{need.name}", "eval") if need.phase == "eval" else ("series",)
+        case "settings" | "experiments":
+            return (need.kind,)
+    return ("checkpoints",) if need.name in _OF_CHECKPOINTS else (need.name,)

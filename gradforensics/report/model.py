@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 from gradforensics import __version__, experiment_rows
 from gradforensics.diagnosis import needs
 from gradforensics.diagnosis.causes import Diagnosis
-from gradforensics.diagnosis.comparison import Difference, differences
+from gradforensics.diagnosis.frameworks import framework_of
 from gradforensics.diagnosis.judge import Outcome, Verdict
 from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Language, LookAlike, Severity, Strength
 from gradforensics.diagnosis.vocabulary import Fact
@@ -356,7 +356,7 @@ def _verdict(
         hits=hits,
         refuted_by=look_alikes(verdict.refuted_by),
         not_excluded=look_alikes(verdict.not_excluded),
-        missing=tuple(Gap(m, _advice(m, evidence, step)) for m in verdict.missing),
+        missing=tuple(Gap(m, _advice(m, evidence, step, language)) for m in verdict.missing),
         judged_signs=verdict.judged_signs,
         testable=bool(rule.signs),
         replayed=replayed_steps(verdict, evidence),
@@ -365,10 +365,13 @@ def _verdict(
     )
 
 
-def _advice(need: str, evidence: Evidence, step: int | None) -> str:
+def _advice(need: str, evidence: Evidence, step: int | None, language: Language) -> str:
     """How to have what was missing; nothing where an experiment was run and gave no answer: the replays say why."""
     ran = {f"experiments:{one.result.experiment}" for one in experiment_rows.results(evidence)}
-    return "" if need in ran else needs.advice(need, evidence.path, step)
+    if need in ran:
+        return ""
+    framework = evidence.once("framework", lambda: framework_of(evidence))
+    return needs.advice(need, evidence.path, step, framework=framework, language=language)
 
 
 def _series(evidence: Evidence) -> tuple[SeriesRow, ...]:

@@ -33,7 +33,7 @@ def _lines(rule: Rule, language: Language) -> Iterator[str]:
         severity = rule.variant_severity.get(variant, rule.severity)
         yield from _section(f"Variant {variant} ({severity})", [*_paragraph(own.what), *_items(own.fix)])
     yield from _section("Signs", _signs(rule))
-    yield from _section("Needs", _items(_needs(rule)))
+    yield from _section("Needs", _items(_needs(rule, language)))
     yield from _section("Look-alikes", _items(f"{a.case}: {a.tell}" for a in rule.look_alikes))
     effects = [f"variant {variant}: {', '.join(rules)}" for variant, rules in rule.variant_leads_to.items() if rules]
     yield from _section("May lead to", _items([*rule.leads_to, *effects]))
@@ -73,9 +73,9 @@ def _signs(rule: Rule) -> list[str]:
     ]
 
 
-def _needs(rule: Rule) -> list[str]:
+def _needs(rule: Rule, language: Language) -> list[str]:
     named = list(dict.fromkeys(n.text for sign in rule.signs for n in sign.test.needs)) or list(rule.needs)
-    return [f"{text}  ({hint})" if (hint := needs.advice(text)) else text for text in named]
+    return [f"{text}  ({hint})" if (hint := needs.advice(text, language=language)) else text for text in named]
 
 
 def _parameters(rule: Rule) -> list[str]:

@@ -100,6 +100,7 @@ def test_a_complaint_names_the_line(tmp_path):
     text = HEAD + SIGN.replace('"$share"', "10")
     with pytest.raises(RuleError) as caught:
         load_rule(write(tmp_path, text))
+    assert caught.value.line is not None
     assert text.splitlines()[caught.value.line - 1] == "with = { share = 10 }"
 
 

@@ -121,7 +121,9 @@ def test_a_loss_that_nothing_averaged(judged):
     from gradforensics.diagnosis.checks import CHECKS
 
     diagnosis, verdicts = judged(rows(1, 1) + FRAMES + SCALAR)
-    (hit,) = CHECKS["backward_of_a_non_scalar"](diagnosis.evidence)
+    answer = CHECKS["backward_of_a_non_scalar"](diagnosis.evidence)
+    assert isinstance(answer, list)
+    (hit,) = answer
     assert hit.facts["error"] == "grad can be implicitly created only for scalar outputs"
     assert hit.facts["place"] == "main (/workspace/train.py:43)"
     assert verdicts["GF01"].outcome != "fired"
