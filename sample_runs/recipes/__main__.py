@@ -18,6 +18,7 @@ MODULES = (
     "gf20",
     "gf35",
     "healthy",
+    "healthy_others",
 )
 
 if __name__ == "__main__":
