@@ -4,6 +4,8 @@ import pytest
 
 from gradforensics.cli import main
 from gradforensics.diagnosis.lint import check_folder
+from gradforensics.diagnosis.rules import load_rules
+from gradforensics.errors import RuleError
 
 GOOD = """\
 id       = "TT01"
@@ -245,3 +247,11 @@ def test_an_id_taken_twice_and_a_circle_are_complaints(tmp_path):
     assert [c.text for c in check_folder(tmp_path).complaints] == ["leads_to runs in a circle: TT01 -> TT02 -> TT01"]
     (tmp_path / "test" / "twice.toml").write_text(first.replace("dead-rate", "twice"), encoding="utf-8")
     assert any("the id TT01 is taken by" in c.text for c in check_folder(tmp_path).complaints)
+
+
+def test_rules_of_ones_own_may_lead_to_cases_of_the_catalogue_and_to_no_others(tmp_path):
+    (tmp_path / "a.toml").write_text(GOOD, encoding="utf-8")
+    assert [rule.leads_to for rule in load_rules(tmp_path)] == [("GF06",)]
+    (tmp_path / "a.toml").write_text(GOOD.replace("GF06", "GF99"), encoding="utf-8")
+    with pytest.raises(RuleError, match="leads_to names GF99"):
+        load_rules(tmp_path)
