@@ -35,6 +35,7 @@ REPLAY_EPILOG = (
     "Exit codes: 0 no fault found; 1 a fault found; 2 usage error, or a program or state that cannot be run; "
     "3 internal error; 4 nothing to replay."
 )
+ENV_EPILOG = "Exit codes: 0 saved; 2 usage error; 3 internal error."
 DEFAULT_OUTPUT = "gradforensics-report.html"
 LIMIT_HELP = "Show at most so many tensors of a checkpoint; 0 shows all."
 
@@ -311,6 +312,36 @@ def replay(
             raise
     _show(partial(render, done, run=planned.chosen.run, folder=target), sys.stdout)
     return int(any(result.outcome == "fault" for result in done.results))
+
+
+@commands.command(epilog=ENV_EPILOG)
+@click.option(
+    "-o",
+    "output",
+    type=click.Path(dir_okay=False),
+    help="The JSON file (default: gradforensics-env-HOST[-rankN].json in the current folder); '-' is stdout.",
+)
+@click.option("--force", is_flag=True, help="Overwrite a file that gradforensics did not write.")
+def env(output: str | None, force: bool) -> int:
+    """Save which software, drivers and GPUs this node has, for analyze to judge.
+
+    Run it where the training runs, in its environment, once per node (or per rank: torchrun's and Slurm's ranks go into
+    the name of the file), and keep the files beside the logs. Values that look like passwords or keys are masked.
+    """
+    from pathlib import Path
+
+    from gradforensics.environment.collect import collect
+    from gradforensics.environment.save import as_text, default_path, render
+    from gradforensics.report.write import write
+
+    found = collect()
+    if output == "-":
+        click.echo(as_text(found), nl=False)
+        return 0
+    path = default_path(found, Path()) if output is None else _inputs([output])[0]
+    write(path, as_text(found), force=force)
+    click.echo(_harmless(render(found, path)), nl=False)
+    return 0
 
 
 @commands.group()

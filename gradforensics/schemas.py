@@ -75,6 +75,6 @@ TABLES: dict[str, dict[str, Any]] = {
     },
     "environment": {
         "key": pl.String, "value": pl.String, "rank": pl.UInt32, "host": pl.String, "source": pl.String,
-        "line": pl.UInt32,
+        "line": pl.UInt32, "attempt": pl.UInt16,
     },
 }  # fmt: skip

@@ -83,7 +83,13 @@ class Event:
 class Fact:
     """One fact about the environment of a run: where it ran, on what, with which versions.
 
-    key: host, gpu, gpu_count, cuda, driver, python, torch, command, git_commit ..., or as the source calls it.
+    key: `package:NAME` is the version of a package that was installed, `copy:NAME` another version of it that was
+    installed beside it, `pin:NAME` a version that a hand-written file demands (a wish: nobody says that it was
+    installed); names as pip normalises them (flash-attn). `conda:NAME`: a package of conda's own. `env:NAME` is an environment variable. torch_cuda, cudnn,
+    nccl: what torch was built for ("12.1", "none") and the versions of the libraries that it loads; torch_arch_list:
+    what it has kernels for ("sm_80 sm_90"); torch_error: why it cannot be imported. driver, cuda: NVIDIA's driver and
+    the newest CUDA that it supports; gpu, gpu_count, compute_capability ("9.0"); python, os, kernel, glibc, host,
+    command, git_commit ... Other keys are called as their source calls them. attempt: the launch within its file.
     """
 
     key: str
@@ -92,6 +98,7 @@ class Fact:
     line: int | None = None
     rank: int | None = None
     host: str | None = None
+    attempt: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,5 +504,5 @@ def _events_frame(events: Iterable[Event]) -> pl.DataFrame:
 
 
 def _environment_frame(facts: Iterable[Fact]) -> pl.DataFrame:
-    rows = [(f.key, f.value, f.rank, f.host, f.source, f.line) for f in facts]
+    rows = [(f.key, f.value, f.rank, f.host, f.source, f.line, f.attempt) for f in facts]
     return pl.DataFrame(rows, schema=TABLES["environment"], orient="row")

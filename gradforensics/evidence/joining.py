@@ -61,6 +61,10 @@ def _name_rank(piece: Piece) -> None:
         reading.events = [
             replace(e, rank=piece.rank if e.rank is None else e.rank, host=e.host or piece.host) for e in reading.events
         ]
+    if reading.facts and (piece.rank is not None or piece.host is not None):
+        reading.facts = [
+            replace(f, rank=piece.rank if f.rank is None else f.rank, host=f.host or piece.host) for f in reading.facts
+        ]
 
 
 # -- series ----------------------------------------------------------------------------------------------------------

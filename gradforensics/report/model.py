@@ -273,7 +273,7 @@ def _run(diagnosis: Diagnosis, language: Language, points: int) -> RunReport:
         settings=tuple(_settings(evidence)),
         notices=tuple(evidence.notices),
         events=tuple(evidence.events or ()),
-        environment=tuple(evidence.environment or ()),
+        environment=tuple(sorted(evidence.environment or (), key=_is_listed)),
         checkpoints=checkpoints(evidence, diagnosis.last_good_checkpoint),
         replays=told,
         compared=_compared(evidence),
@@ -372,6 +372,11 @@ def _advice(need: str, evidence: Evidence, step: int | None, language: Language)
         return ""
     framework = evidence.once("framework", lambda: framework_of(evidence))
     return needs.advice(need, evidence.path, step, framework=framework, language=language)
+
+
+def _is_listed(fact: Circumstance) -> bool:
+    """Whether a fact is one of hundreds of a list of packages, which stand behind the others."""
+    return fact.key.startswith(("package:", "conda:", "pin:"))
 
 
 def _series(evidence: Evidence) -> tuple[SeriesRow, ...]:

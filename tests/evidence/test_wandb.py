@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from gradforensics import secrecy
 from gradforensics.evidence import protobuf
 from gradforensics.evidence.files import File
 from gradforensics.evidence.gather import gather
 from gradforensics.evidence.readers import wandb_files, wandb_log
-from gradforensics.evidence.wandb_log import facts, framing, history, items, output, wire
+from gradforensics.evidence.wandb_log import framing, history, items, output, wire
 
 DATA = Path(__file__).parent / "data" / "wandb"
 NEW, OLD = DATA / "0.31.0", DATA / "0.15.12"
@@ -305,10 +306,10 @@ def test_the_environment_becomes_facts():
 
 
 def test_addresses_lose_their_credentials_and_arguments_their_secrets():
-    assert facts.without_credentials("https://me:ghp_x@github.com/a/b.git?token=1") == "https://github.com/a/b.git"
-    assert facts.without_credentials("git@github.com:a/b.git") == "git@github.com:a/b.git"
+    assert secrecy.without_credentials("https://me:ghp_x@github.com/a/b.git?token=1") == "https://github.com/a/b.git"
+    assert secrecy.without_credentials("git@github.com:a/b.git") == "git@github.com:a/b.git"
     given = ["--lr=1", "--api-key", "abc", "--hf_token=hf_abcdefgh", "--token", "--x", "y"]
-    assert list(facts.without_secrets(given)) == ["--lr=1", "--api-key", "***", "--hf_token=***", "--token", "--x", "y"]
+    assert list(secrecy.without_secrets(given)) == ["--lr=1", "--api-key", "***", "--hf_token=***", "--token", "--x", "y"]
 
 
 def test_gpus_and_the_job_of_slurm_are_facts_of_a_rank():

@@ -47,6 +47,7 @@ class _Result:
                 self.values(kind, gathered)
         found.tracks = _distinct(found.tracks)
         found.settings = scan.settings or None
+        found.facts = scan.scanner.report.facts
         self.events()
         self.trail()
         found.speaks_of_training = bool(found.tracks) or scan.scanner.speaks_of_training

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from gradforensics.evidence import collect_env
 from gradforensics.evidence.events import kernel
 from gradforensics.evidence.events.faults import collective_error, fault, timeout
 from gradforensics.evidence.events.memory import out_of_memory
@@ -23,7 +24,7 @@ MARKS: tuple[str, ...] = (
     "oaded checkpoint", "states from", "omplete", "inished", "raining done", " stopped", "train metrics",
     "o space left", "quota exceeded", "Xid (", "fallen off", "unning training", "tarting training", "Instantiating",
     "local Ray", "distributed init (", "Launching", "GPU available", "have requires_grad",
-    "local_rank: ", "first observed",
+    "local_rank: ", "first observed", "undefined symbol", "shared object file", "GLIBC", *collect_env.MARKS,
 )  # fmt: skip
 
 _NUMBER = r"\d{1,40}(?:\.\d{1,40})?(?:e[+-]?\d{1,2})?"

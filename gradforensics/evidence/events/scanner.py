@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradforensics.evidence import prefixes
+from gradforensics.evidence.collect_env import MARKS as REPORTS
+from gradforensics.evidence.collect_env import Report
 from gradforensics.evidence.events import lines
 from gradforensics.evidence.events.kinds import ending_kind
 from gradforensics.evidence.events.tracebacks import TEXT, Lane, is_frame, is_header
@@ -40,7 +42,7 @@ class Scanner:
     """Fed with the lines of one log; collects events and whether a training speaks.
 
     Every process, known by the label in front of its lines, has tracebacks of its own. launch_line, closing_line: of
-    the last launch, and of the last event that ends a training.
+    the last launch, and of the last event that ends a training. report: what the log prints of its environment.
     """
 
     source: str
@@ -58,17 +60,24 @@ class Scanner:
     _crash_thread: bool = False
     _root: int = -_BLOCK
     _failed: tuple[int, int] = (-_BLOCK, 0)
+    report: Report = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.report = Report(self.source)
 
     @property
     def inside_traceback(self) -> bool:
-        """Whether the next line may still belong to a traceback."""
-        return bool(self._open)
+        """Whether the next line may still belong to a traceback, or to a report of the environment."""
+        return bool(self._open) or self.report.is_open
 
     def feed(self, number: int, whole: str) -> None:
         """Look at one line (already without colours), no further right than 4096 characters."""
         line = whole[:_SCANNED]
-        if not self._open and not lines.suspicious(line):
+        if not self.inside_traceback and not lines.suspicious(line):
             return
+        if self.report.is_open or any(mark in line for mark in REPORTS):
+            writer = prefixes.read(line)
+            self.report.line(number, writer.rest, label=writer.label, rank=writer.rank, host=writer.host)
         if not self.speaks_of_training and lines.speaks_of_training(line):
             self.speaks_of_training = True
         prefix = prefixes.read(line)

@@ -11,6 +11,7 @@ from gradforensics.evidence.readers import (
     console,
     csv_table,
     deepspeed_config,
+    environment_files,
     hf_trainer_state,
     json_lines,
     json_results,
@@ -21,6 +22,7 @@ from gradforensics.evidence.readers import (
     mlflow_store,
     nvidia_smi,
     openmmlab,
+    package_lists,
     stack_dump,
     stylegan,
     tensorboard,
@@ -53,6 +55,8 @@ BINARY_READERS: tuple[Reader, ...] = (tensorboard, wandb_log, mlflow_database)
 READERS: tuple[Reader, ...] = (
     mlflow_store,  # first: its files are called as the user called the metrics
     wandb_files,
+    environment_files,
+    package_lists,
     hf_trainer_state,
     llamafactory,
     openmmlab,

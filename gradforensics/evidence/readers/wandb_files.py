@@ -10,25 +10,18 @@ import json
 import math
 import re
 
-from gradforensics.evidence import numbers
+from gradforensics.evidence import numbers, software
 from gradforensics.evidence.files import File
 from gradforensics.evidence.located_json import Cursor, TornJsonError, flatten
 from gradforensics.evidence.readings import Reading
 from gradforensics.evidence.wandb_log.facts import facts_of
 from gradforensics.evidence.wandb_log.layout import place_of
 from gradforensics.evidence.wandb_log.summary import points
-from gradforensics.tables import Fact
 
 name = "wandb-files"
 
 _SUMMARY, _METADATA, _REQUIREMENTS = "wandb-summary.json", "wandb-metadata.json", "requirements.txt"
 _OWN_LOG = re.compile(r"^debug(?:-internal|-core|-cli\b.*)?\.log$")
-_PACKAGE = re.compile(
-    r"^(torch|torchvision|transformers|accelerate|deepspeed|peft|trl|datasets|tokenizers|lightning|pytorch-lightning|"
-    r"flash[-_]attn|xformers|triton|bitsandbytes|apex|transformer[-_]engine|megatron[-_]core|vllm|verl|numpy|jax|jaxlib|"
-    r"tensorflow|keras|nvidia-(?:nccl|cudnn|cuda-runtime)-cu\d+)==(\S+)$",
-    re.IGNORECASE,
-)
 _SIZE_LIMIT = 16 << 20
 
 
@@ -103,9 +96,9 @@ def _metadata(file: File) -> Reading:
 
 
 def _requirements(file: File) -> Reading:
-    """The versions of the packages that a training depends on."""
+    """The versions of the packages that were installed, as pip lists them."""
     facts = []
     for line, said in file.lines(_SIZE_LIMIT):
-        if package := _PACKAGE.match(said.strip()[:200]):
-            facts.append(Fact(package[1].lower().replace("_", "-"), package[2], file.name, line))
+        if package := software.pinned(said[:400]):
+            facts.append(software.package(*package, file.name, line))
     return Reading(facts=facts)

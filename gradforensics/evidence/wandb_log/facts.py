@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
+from gradforensics.secrecy import without_credentials, without_secrets
 from gradforensics.tables import Fact
 
-_SECRET = re.compile(r"(?i)(?:key|token|secret|passw(?:or)?d|credentials?|auth)$")
-_OPAQUE = re.compile(r"[\w\-./+=:@]{8,}")
 _LONGEST = 2000  # characters of a fact
 _GIB = 1 << 30
 # keys of W&B's metadata -> ours; everything else in it (user name, e-mail, paths, disks) stays where it is
@@ -92,33 +89,3 @@ def _bytes(value: Any) -> int | None:
     except (TypeError, ValueError):
         return None
     return int(number * _GIB if number < 1e6 else number) if 0 < number < 1e18 else None
-
-
-def without_credentials(url: str) -> str:
-    """An address without user name, password and query."""
-    if "://" not in url:
-        return url
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return ""
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def without_secrets(arguments: Sequence[str]) -> Iterator[str]:
-    """The arguments of a program, with *** for the values of options such as --api_key."""
-    hidden = False
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if hidden and not argument.startswith("-"):
-            yield "***"
-        elif equals and is_secret(name, value):
-            yield f"{name}=***"
-        else:
-            yield without_credentials(argument)
-        hidden = not equals and argument.startswith("-") and _SECRET.search(argument) is not None
-
-
-def is_secret(name: str, value: Any) -> bool:
-    """Whether a setting looks like one that gives access: a name such as hub_token, a value that could be one."""
-    return isinstance(value, str) and _SECRET.search(name) is not None and _OPAQUE.fullmatch(value) is not None

@@ -10,8 +10,9 @@ from typing import Any
 from gradforensics.evidence import protobuf
 from gradforensics.evidence import settings as configuration
 from gradforensics.evidence.wandb_log import wire
-from gradforensics.evidence.wandb_log.facts import facts_of, is_secret
+from gradforensics.evidence.wandb_log.facts import facts_of
 from gradforensics.evidence.wandb_log.items import item
+from gradforensics.secrecy import is_secret
 from gradforensics.tables import Event, Fact, Setting
 
 INTERRUPTED = 255  # the exit code that wandb gives to a KeyboardInterrupt

@@ -1,0 +1,1 @@
+"""What `gradforensics env` tells of the node where it runs: collected, saved, and shown."""
