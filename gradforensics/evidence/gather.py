@@ -17,7 +17,7 @@ from gradforensics.evidence.discover import discover
 from gradforensics.evidence.endings import ending_of
 from gradforensics.evidence.files import File
 from gradforensics.evidence.looking import Looked
-from gradforensics.evidence.pieces import Group, Places
+from gradforensics.evidence.pieces import Group, Piece, Places
 from gradforensics.evidence.wandb_log.beside import without_repeats
 from gradforensics.notices import READING
 from gradforensics.tables import Evidence, Fact, Notice, Progress, Setting, Source
@@ -231,7 +231,7 @@ def _evidence(
     evidence.sources = index.sources(share, found)
     evidence.notices = index.notices(share)
     pieces = sorted(found.pieces, key=lambda p: -len(p.folder.parts))  # the nearest configuration speaks first
-    stated = [p.reading.settings for p in pieces if p.reading.settings is not None]
+    stated = [_dated(p) for p in pieces if p.reading.settings is not None]
     if stated or given:
         evidence.settings = [*given, *(s for settings in stated for s in settings)]
     joining.join(evidence, found)
@@ -242,6 +242,12 @@ def _evidence(
         evidence.notices += [Notice(source, None, text) for source, text in flight_recorder.notices(dumps)]
     evidence.ending = ending_of(evidence, found.pieces)
     return evidence
+
+
+def _dated(piece: Piece) -> list[Setting]:
+    """The settings of a file that is called after a launch (attempt_1/config.json), with its number."""
+    settings = piece.reading.settings or []
+    return [replace(s, attempt=piece.attempt) for s in settings] if piece.attempt is not None else settings
 
 
 def _distinct(found: list[Evidence]) -> None:

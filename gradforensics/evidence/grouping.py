@@ -26,6 +26,7 @@ _ANCHORS = frozenset({"hf-trainer-state", "llamafactory-log", "json-results"})
 _CONSOLE = "console"
 _MACHINES = frozenset({"kernel-log", "nvidia-smi", "stack-dump"})
 _MARKS = re.compile(r"[._\s-]+")
+_OF_THE_NODE = frozenset({"environment", "packages"})  # readers of what all runs of a folder had in common
 _FEW = 16  # files of a folder that are compared pair by pair
 _NAMES = 8  # of the files of a run, those that the name of another one is compared with
 
@@ -303,19 +304,22 @@ def _launch(piece: Piece, attempt: int, last: int) -> Piece:
         steps = [int(t.stored.frame["step"].max() or 0) for t in tracks]  # type: ignore[arg-type]  # an Int64 column
         trail = Trail(max(steps, default=None), max(lines, default=None), trail.planned)
     events = [replace(e, attempt=0) for e in reading.events or [] if (e.attempt or 0) == attempt]
-    return Piece(piece.file, piece.reader, replace(reading, tracks=tracks, events=events, trail=trail), piece.run)
+    reports = {f.attempt for f in reading.facts if f.attempt is not None}
+    facts = [f for f in reading.facts if f.attempt in (None, attempt) or reports != set(range(last + 1))]
+    mine = replace(reading, tracks=tracks, events=events, facts=facts, trail=trail)
+    return Piece(piece.file, piece.reader, mine, piece.run)
 
 
 # -- files without series --------------------------------------------------------------------------------------------
 
 
 def _attach(piece: Piece, places: Places, anchored: set[int]) -> None:
-    """Give a configuration to every run that it applies to, a console log to the one run that it belongs to.
+    """Give a configuration or a list of packages to every run that it applies to, a console log to its one run.
 
     A log without series whose events say how a training ended is a run of its own where no run lies in its folder.
     """
     near = places.nearest(piece.folder)
-    if piece.reading.settings is not None and piece.reading.events is None:
+    if piece.reader in _OF_THE_NODE or (piece.reading.settings is not None and piece.reading.events is None):
         for found in near:
             found.pieces.append(piece)
         return

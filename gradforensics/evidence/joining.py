@@ -61,9 +61,15 @@ def _name_rank(piece: Piece) -> None:
         reading.events = [
             replace(e, rank=piece.rank if e.rank is None else e.rank, host=e.host or piece.host) for e in reading.events
         ]
-    if reading.facts and (piece.rank is not None or piece.host is not None):
+    if reading.facts and (piece.rank, piece.host, piece.attempt) != (None, None, None):
         reading.facts = [
-            replace(f, rank=piece.rank if f.rank is None else f.rank, host=f.host or piece.host) for f in reading.facts
+            replace(
+                f,
+                rank=piece.rank if f.rank is None else f.rank,
+                host=f.host or piece.host,
+                attempt=piece.attempt if f.attempt is None else f.attempt,
+            )
+            for f in reading.facts
         ]
 
 

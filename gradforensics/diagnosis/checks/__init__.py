@@ -11,6 +11,10 @@ from gradforensics.diagnosis.checks import (
     replay,
     scaling,
     weights,
+    recipe,
+    replay,
+    scaling,
+    software,
 )
 from gradforensics.diagnosis.vocabulary import Check
 
@@ -23,6 +27,10 @@ _MODULES = (
     replay,
     scaling,
     weights,
+    recipe,
+    replay,
+    scaling,
+    software,
 )
 CHECKS: dict[str, Check] = {check.name: check for module in _MODULES for check in module.CHECKS}
 if len(CHECKS) != sum(len(module.CHECKS) for module in _MODULES):

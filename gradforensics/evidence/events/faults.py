@@ -37,6 +37,11 @@ _LITERALS: tuple[tuple[str, str, str], ...] = (
     ("cuda_error", "misaligned_address", "CUDA error: misaligned address"),
     ("cuda_error", "no_kernel_image", "no kernel image is available for execution"),
     ("cuda_error", "driver_too_old", "CUDA driver version is insufficient for CUDA runtime version"),
+    ("cuda_error", "driver_too_old", "The NVIDIA driver on your system is too old"),
+    ("cuda_error", "no_driver", "Found no NVIDIA driver on your system"),
+    ("cuda_error", "no_cuda_build", "Torch not compiled with CUDA enabled"),
+    ("cuda_error", "unsupported_ptx", "the provided PTX was compiled with an unsupported toolchain"),
+    ("cuda_error", "cudnn_versions", "cuDNN version incompatibility"),
     ("cuda_error", "driver_mismatch", "system has unsupported display driver / cuda driver combination"),
     ("cuda_error", "not_ready", "system not yet initialized"),
     ("cuda_error", "no_device", "no CUDA-capable device is detected"),
@@ -44,6 +49,13 @@ _LITERALS: tuple[tuple[str, str, str], ...] = (
     ("cuda_error", "lost", "CUDA error: the GPU is lost"),
     ("disk_full", "no_space", "No space left on device"),
     ("disk_full", "quota", "Disk quota exceeded"),
+)
+# what the dynamic linker says of a library that does not fit the others (ld.so of glibc 2.17 to 2.41)
+_LINKER = re.compile(
+    r"(?P<library>[^\s:'\"]{1,300}): (?:undefined symbol: (?P<symbol>\w{1,200})|"
+    r"version `(?P<version>(?:GLIBC|GLIBCXX|CXXABI|GOMP)_[\d.]{1,12})' not found)|"
+    r"(?P<missing>lib(?:cud|cub|cuf|cur|cus|nccl|nv|torch|c10)[\w+-]{0,40}\.so[\d.]{0,20}): "
+    r"cannot open shared object file"
 )
 _LIBRARY = re.compile(r"\b(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CUFFT)_STATUS_([A-Z_]{3,40})")
 _ANOMALY = re.compile(r"Function '(\w{1,80})' returned nan values in its (\d{1,4})th output")
@@ -119,9 +131,21 @@ def fault(text: str) -> Found | None:
     for kind, error, literal in _LITERALS:
         if literal in text:
             return kind, {"error": error}
+    if (found := _LINKER.search(text)) is not None:
+        return "library_error", _linker(found)
     if "_STATUS_" in text and (found := _LIBRARY.search(text)):
         return "cuda_error", {"error": found[0].lower()}
     return None
+
+
+def _linker(found: re.Match[str]) -> Mapping[str, Any]:
+    """Which library does not fit, by its file name, and what it asks for."""
+    library = (found["library"] or found["missing"]).replace("\\", "/").rpartition("/")[2]
+    if found["symbol"]:
+        return {"error": "undefined_symbol", "library": library, "symbol": found["symbol"]}
+    if found["version"]:
+        return {"error": "old_library", "library": library, "symbol": found["version"]}
+    return {"error": "missing_library", "library": library}
 
 
 def timeout(text: str) -> Mapping[str, Any] | None:

@@ -1,0 +1,204 @@
+"""Checks on the optimizer and its hyper-parameters, as the settings state them: what does not belong together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import PurePath
+from typing import Any
+
+from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check
+from gradforensics.tables import Evidence, Setting
+
+# torch.optim.Adam and its kin add the decay to the gradient; the same words in other libraries may mean AdamW
+_COUPLED = re.compile(r"^torch\.optim\.(?:\w+\.)?(?:Adam|NAdam|RAdam|Adamax)$")
+_ADAM = re.compile(r"^(?:optim\.)?(?:Adam|adam)$")
+_LION = re.compile(r"(?<![A-Za-z])[Ll]ion(?![a-z])|(?<=[a-z])Lion(?![a-z])|(?<![A-Z])LION(?![A-Z])")
+_ADAPTIVE = re.compile(r"adam|lamb|adafactor|adagrad", re.IGNORECASE)
+_SGD = re.compile(r"(?<![a-z])sgd(?![a-z])", re.IGNORECASE)
+_PURE_HALF = ("16-true", "fp16-true", "float16-true", "pure_fp16")
+_LAYERS = re.compile(
+    r"(?:^|[._])(?:layer_?decay(?:_rate)?|layer_?wise_?(?:lr_?)?decay(?:_rate)?|layer_?lr_?decay|lr_layer_decay|llrd)$",
+    re.IGNORECASE,
+)
+_REFUSED = (
+    re.compile(r"(?P<name>[\w.-]{1,60}) is not a valid OptimizerNames"),
+    re.compile(r"cannot instantiate unsupported optimizer: (?P<name>[\w.-]{1,60})"),
+    re.compile(r"module 'torch\.optim' has no attribute '(?P<name>\w{1,60})'"),
+)
+_CHECKPOINT = re.compile(r"(?:checkpoint|step|iter)[-_]?(\d{1,12})$")
+
+
+def _optimizer(evidence: Evidence) -> str:
+    return str(evidence.setting("optim") or "")
+
+
+def _stated(evidence: Evidence, key: str) -> Setting | None:
+    """The setting that counts for a key, with the place where it stands."""
+    value = evidence.setting(key)
+    return next((s for s in evidence.settings or [] if s.key == key and s.value == value), None)
+
+
+def _hit(evidence: Evidence, key: str, *, step: int | None = None, **facts: Any) -> Hit:
+    found = _stated(evidence, key)
+    return Hit(step, source=found.source if found else None, line=found.line if found else None, facts=facts)
+
+
+def _named(evidence: Evidence, name: str) -> Any:
+    """The value of a setting by the end of its name as it was written, None where there is none."""
+    return next((s.value for s in evidence.settings or [] if s.name.rpartition(".")[2] == name), None)
+
+
+@check(needs=["settings:optim"], facts=["optimizer", "decay"])
+def decay_coupled_in_adam(evidence: Evidence, *, least: float) -> Answer:
+    """PyTorch's own Adam, not AdamW, runs with a weight decay of `least` or more.
+
+    Exact only where the settings give the class of PyTorch, or DeepSpeed's Adam with adam_w_mode off: elsewhere "adam"
+    often means AdamW (Megatron, fairseq, DeepSpeed by default, Keras). Any other known optimizer is acquitted.
+    """
+    optimizer, decay = _optimizer(evidence), evidence.number("weight_decay")
+    exact = _COUPLED.match(optimizer) is not None or (
+        _ADAM.match(optimizer) is not None and _named(evidence, "adam_w_mode") is False
+    )
+    if _named(evidence, "decoupled_weight_decay") is True:
+        return []
+    if not exact:
+        return Missing(f"which Adam {optimizer!r} is") if _unclear(evidence) else []
+    if decay is None:
+        return Missing("settings:weight_decay")
+    return [_hit(evidence, "weight_decay", optimizer=optimizer, decay=decay)] if decay >= least else []
+
+
+def _unclear(evidence: Evidence) -> bool:
+    """Whether the settings call an optimizer "adam" without saying whether its decay is decoupled, and it decays."""
+    decay = evidence.number("weight_decay")
+    known = _named(evidence, "adam_w_mode") is not None
+    return _ADAM.match(_optimizer(evidence)) is not None and not known and (decay is None or decay > 0)
+
+
+@check(needs=["settings:optim"], facts=["optimizer", "rate", "most"])
+def lion_above_its_rates(evidence: Evidence, *, most: float) -> Answer:
+    """Lion runs at a learning rate above `most`: its steps have the size of the rate in every coordinate."""
+    optimizer = _optimizer(evidence)
+    if not _LION.search(optimizer):
+        return []
+    rate = _peak(evidence)
+    if rate is None:
+        return Missing("settings:learning_rate")
+    return [_hit(evidence, "learning_rate", optimizer=optimizer, rate=rate, most=most)] if rate > most else []
+
+
+def _peak(evidence: Evidence) -> float | None:
+    """The highest learning rate that was logged, else the configured one."""
+    lr = evidence.series("lr")
+    if lr is not None and len(lr.good):
+        return float(lr.good.values.max())
+    return evidence.number("learning_rate")
+
+
+@check(needs=["settings:peft_type", "settings:optim"], facts=["optimizer", "rate", "most"])
+def adapter_above_its_rates(evidence: Evidence, *, most: float) -> Answer:
+    """Adapters (LoRA and its kin) are trained by an adaptive optimizer at a learning rate above `most`."""
+    optimizer, rate = _optimizer(evidence), _peak(evidence)
+    if "lora" not in str(evidence.setting("peft_type")).lower() or not _ADAPTIVE.search(optimizer):
+        return []
+    if rate is None:
+        return Missing("settings:learning_rate")
+    return [_hit(evidence, "learning_rate", optimizer=optimizer, rate=rate, most=most)] if rate > most else []
+
+
+@check(needs=["settings:adam_epsilon", "settings:optim"], facts=["eps", "most"])
+def adam_eps_large(evidence: Evidence, *, most: float) -> Answer:
+    """Adam's eps lies above `most`: where the root of the second moment is smaller, it decides the size of the step.
+
+    Weights in fp16 need it, and runs with rewards take 1e-5 by habit: both are acquitted.
+    """
+    eps = evidence.number("adam_epsilon")
+    if eps is None:
+        return Missing("settings:adam_epsilon")
+    half = str(evidence.setting("precision") or "").lower() in _PURE_HALF
+    if half or not _ADAPTIVE.search(_optimizer(evidence)) or evidence.series("reward") is not None:
+        return []
+    return [_hit(evidence, "adam_epsilon", eps=eps, most=most)] if eps > most else []
+
+
+@check(needs=["settings:optim"], facts=["name", "factor"])
+def layer_decay_inverted(evidence: Evidence) -> Answer:
+    """The factor by which the learning rate falls from layer to layer towards the input is above 1: there it grows."""
+    hits = []
+    for setting in evidence.settings or []:
+        value = setting.value
+        if _LAYERS.search(setting.name) and isinstance(value, (int, float)) and not isinstance(value, bool):
+            if value > 1:
+                facts = {"name": setting.name, "factor": float(value)}
+                hits.append(Hit(None, source=setting.source, line=setting.line, facts=facts))
+    return hits
+
+
+@check(needs=["settings:optim"], facts=["before", "now", "rate"])
+def optimizer_switched_at_same_rate(evidence: Evidence) -> Answer:
+    """From one launch or checkpoint to the next the optimizer is of another kind and the learning rate is the same.
+
+    Kinds: those that divide by the second moment, SGD, Lion. Their learning rates differ by orders of magnitude.
+    """
+    stated = sorted(_launches(evidence), key=lambda one: one[0])
+    if len(stated) < 2:  # noqa: PLR2004  a pair
+        return Missing("the optimizer of two launches or checkpoints")
+    hits = []
+    for (_, before, rate), (step, now, other) in pairwise(stated):
+        kinds = _kind(before.value), _kind(now.value)
+        if None not in kinds and kinds[0] != kinds[1] and rate is not None and rate == other:
+            facts = {"before": str(before.value), "now": str(now.value), "rate": rate}
+            hits.append(Hit(step[1] or None, source=now.source, line=now.line, facts=facts))
+    return hits
+
+
+def _launches(evidence: Evidence) -> Iterator[tuple[tuple[int, int], Setting, float | None]]:
+    """((attempt, step), optimizer, learning rate) of every launch and checkpoint that states its own settings."""
+    rates = {_place(s): s.value for s in evidence.settings or [] if s.key == "learning_rate"}
+    seen: set[tuple[int, int]] = set()
+    for setting in evidence.settings or []:
+        place = _place(setting)
+        if setting.key == "optim" and place is not None and place not in seen:
+            seen.add(place)
+            rate = rates.get(place)
+            yield place, setting, float(rate) if isinstance(rate, (int, float)) else None
+
+
+def _place(setting: Setting) -> tuple[int, int] | None:
+    """(attempt, step) of a setting, None where nothing says when it was in force."""
+    step = _CHECKPOINT.search(PurePath(setting.source).parent.name)
+    if setting.attempt is None and step is None:
+        return None
+    return setting.attempt or 0, int(step[1]) if step else 0
+
+
+def _kind(optimizer: Any) -> str | None:
+    name = str(optimizer)
+    kinds = (("lion", _LION), ("adaptive", _ADAPTIVE), ("sgd", _SGD))
+    return next((kind for kind, pattern in kinds if pattern.search(name)), None)
+
+
+@check(needs=["events:console"], facts=["name", "message"])
+def optimizer_name_refused(evidence: Evidence) -> Answer:
+    """The program stopped because there is no optimizer of the name that it was given."""
+    hits = []
+    for event in evidence.events_of("exception"):
+        message = str(event.data.get("message") or event.text)
+        found = next((found for pattern in _REFUSED if (found := pattern.search(message))), None)
+        if found is not None and evidence.steps is None:
+            facts = {"name": found["name"], "message": message[:300]}
+            hits.append(Hit(event.step, source=event.source, line=event.line, facts=facts))
+    return hits
+
+
+CHECKS: tuple[Check, ...] = (
+    decay_coupled_in_adam,
+    lion_above_its_rates,
+    adapter_above_its_rates,
+    adam_eps_large,
+    layer_decay_inverted,
+    optimizer_switched_at_same_rate,
+    optimizer_name_refused,
+)
