@@ -28,7 +28,7 @@ def default_path(found: Mapping[str, Any], folder: Path) -> Path:
     host = re.sub(r"[^A-Za-z0-9.-]+", "-", str(found["host"])).strip("-.") or "unknown"
     rank = "" if found["rank"] is None else f"-rank{found['rank']}"
     stem = f"{ENVIRONMENT}-{host}{rank}"
-    names = (stem if number == 1 else f"{stem}-attempt{number}" for number in range(1, _MOST))
+    names = (f"{stem}-attempt{number}" if number else stem for number in range(_MOST))
     places = [folder / f"{name}.json" for name in names]
     taken = next((n for n, place in enumerate(places) if not place.exists()), len(places) - 1)
     if taken and _same(places[taken - 1], found):

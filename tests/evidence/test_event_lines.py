@@ -166,7 +166,7 @@ def test_lines_that_are_no_events(line):
 
 
 def test_a_mark_stands_in_every_line_that_is_used_and_they_are_few():
-    assert len(events.MARKS) <= 60
+    assert len(events.MARKS) <= 64
     assert all(len(mark) >= 3 for mark in events.MARKS)
     assert not any(other != mark and other in mark for mark in events.MARKS for other in events.MARKS)
     rows = [

@@ -625,18 +625,21 @@ def test_a_summary_beside_the_log_adds_only_what_the_log_lacks(run):
     assert [k.series for k in evidence.frames if k.source == "files/wandb-summary.json"] == ["best"]
 
 
-def test_versions_of_the_packages_that_matter_are_facts(run):
+def test_versions_of_the_installed_packages_are_facts(run):
     packages = "accelerate==1.2.0\nflash_attn==2.7.0\nnvidia-nccl-cu12==2.21.5\nrequests==2.0\ntorch==2.5.1+cu124\n"
     name = "wandb/run-20250102_030405-abc/files/requirements.txt"
     run.write({"wandb/run-20250102_030405-abc/run-abc.wandb": framed([*ROWS[:5], DONE]), name: packages})
     run.write({"requirements.txt": "torch==1.0\n"})
     found = {f.key: (f.value, f.line) for f in run.one().environment if f.source == name}
     assert found == {
-        "accelerate": ("1.2.0", 1),
-        "flash-attn": ("2.7.0", 2),
-        "nvidia-nccl-cu12": ("2.21.5", 3),
-        "torch": ("2.5.1+cu124", 5),
+        "package:accelerate": ("1.2.0", 1),
+        "package:flash-attn": ("2.7.0", 2),
+        "package:nvidia-nccl-cu12": ("2.21.5", 3),
+        "package:requests": ("2.0", 4),
+        "package:torch": ("2.5.1+cu124", 5),
     }
+    beside = [(f.key, f.value) for f in run.one().environment if f.source == "requirements.txt"]
+    assert beside == [("pin:torch", "1.0")]
 
 
 def test_an_online_run_is_one_run_with_the_settings_of_both(run):

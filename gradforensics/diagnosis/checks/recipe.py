@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check
 from gradforensics.tables import Evidence, Setting
@@ -136,34 +136,66 @@ def layer_decay_inverted(evidence: Evidence) -> Answer:
     return hits
 
 
-@check(needs=["settings:optim"], facts=["before", "now", "rate"])
-def optimizer_switched_at_same_rate(evidence: Evidence) -> Answer:
-    """From one launch or checkpoint to the next the optimizer is of another kind and the learning rate is the same.
+@check(needs=[], facts=["before", "now", "rate"])
+def optimizer_switched_at_same_rate(evidence: Evidence, *, factor: float) -> Answer:
+    """From one launch or checkpoint to the next the optimizer is of another kind, and the learning rate nearly the same.
 
-    Kinds: those that divide by the second moment, SGD, Lion. Their learning rates differ by orders of magnitude.
+    Kinds: those that divide by the second moment, SGD, Lion, whose learning rates differ by orders of magnitude.
+    factor: how far the two rates may lie apart. Read from the settings of launches and checkpoints, else from the
+    optimizer states of checkpoints.
     """
-    stated = sorted(_launches(evidence), key=lambda one: one[0])
+    stated = sorted(_launches(evidence)) or sorted(_saved(evidence))
     if len(stated) < 2:  # noqa: PLR2004  a pair
         return Missing("the optimizer of two launches or checkpoints")
     hits = []
-    for (_, before, rate), (step, now, other) in pairwise(stated):
-        kinds = _kind(before.value), _kind(now.value)
-        if None not in kinds and kinds[0] != kinds[1] and rate is not None and rate == other:
-            facts = {"before": str(before.value), "now": str(now.value), "rate": rate}
-            hits.append(Hit(step[1] or None, source=now.source, line=now.line, facts=facts))
+    for before, now in pairwise(stated):
+        kinds = _kind(before.optimizer), _kind(now.optimizer)
+        if None in kinds or kinds[0] == kinds[1] or not (before.rate and now.rate):
+            continue
+        if max(before.rate, now.rate) <= factor * min(before.rate, now.rate):
+            facts = {"before": before.optimizer, "now": now.optimizer, "rate": now.rate}
+            step = now.step or _first_step(evidence, now.attempt)
+            hits.append(Hit(step, source=now.source or None, line=now.line, facts=facts))
     return hits
 
 
-def _launches(evidence: Evidence) -> Iterator[tuple[tuple[int, int], Setting, float | None]]:
-    """((attempt, step), optimizer, learning rate) of every launch and checkpoint that states its own settings."""
-    rates = {_place(s): s.value for s in evidence.settings or [] if s.key == "learning_rate"}
-    seen: set[tuple[int, int]] = set()
-    for setting in evidence.settings or []:
-        place = _place(setting)
-        if setting.key == "optim" and place is not None and place not in seen:
-            seen.add(place)
-            rate = rates.get(place)
-            yield place, setting, float(rate) if isinstance(rate, (int, float)) else None
+def _first_step(evidence: Evidence, attempt: int) -> int | None:
+    """The first step that a launch logged."""
+    parts = [part for part in evidence.attempts("loss") if len(part) and int(part.attempts[0]) == attempt]
+    return int(parts[0].steps[0]) if parts else None
+
+
+class _Launch(NamedTuple):
+    """Which optimizer was in force, from when on. step: of the checkpoint that says so, 0 where it is a launch."""
+
+    attempt: int
+    step: int
+    optimizer: str
+    rate: float
+    source: str
+    line: int | None
+
+
+def _launches(evidence: Evidence) -> Iterator[_Launch]:
+    """The optimizer and learning rate of every launch and checkpoint that states its own settings."""
+    stated = [(place, s) for s in evidence.settings or [] if (place := _place(s)) is not None]
+    rates = {place: s.value for place, s in reversed(stated) if s.key == "learning_rate"}
+    chosen = {place: s for place, s in reversed(stated) if s.key == "optim"}
+    for place, setting in chosen.items():
+        rate = rates.get(place)
+        known = float(rate) if isinstance(rate, (int, float)) else 0.0
+        yield _Launch(*place, str(setting.value), known, setting.source, setting.line)
+
+
+def _saved(evidence: Evidence) -> Iterator[_Launch]:
+    """The kind of optimizer and the rate of its first group in every checkpoint whose name tells its step."""
+    table = evidence.table("groups")
+    if table is None:
+        return
+    for row in table.unique("checkpoint", keep="first", maintain_order=True).iter_rows(named=True):
+        found = _CHECKPOINT.search(str(row["checkpoint"]).rstrip("/"))
+        if found is not None and row["optimizer"]:
+            yield _Launch(0, int(found[1]), row["optimizer"], row["lr"] or 0.0, row["checkpoint"], None)
 
 
 def _place(setting: Setting) -> tuple[int, int] | None:

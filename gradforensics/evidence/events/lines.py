@@ -24,7 +24,7 @@ MARKS: tuple[str, ...] = (
     "oaded checkpoint", "states from", "omplete", "inished", "raining done", " stopped", "train metrics",
     "o space left", "quota exceeded", "Xid (", "fallen off", "unning training", "tarting training", "Instantiating",
     "local Ray", "distributed init (", "Launching", "GPU available", "have requires_grad",
-    "local_rank: ", "first observed", "undefined symbol", "shared object file", "GLIBC", *collect_env.MARKS,
+    "local_rank: ", "first observed", *collect_env.MARKS,
 )  # fmt: skip
 
 _NUMBER = r"\d{1,40}(?:\.\d{1,40})?(?:e[+-]?\d{1,2})?"

@@ -17,7 +17,7 @@ name = "environment"
 _SIZE_LIMIT = 16 << 20
 _LONGEST = 2000  # characters of a value
 _MOST = 5000  # facts of one kind
-_FOREIGN = 400  # lines of a report of collect_env, at most: what goes on below is a log
+_FOREIGN = 3  # lines that are no part of a report of collect_env: more of them make it a log
 
 
 def sniff(file: File) -> bool:
@@ -35,11 +35,13 @@ def read(file: File) -> Reading:
 
 
 def _report(file: File) -> Reading:
-    report = Report(file.name)
+    report, foreign = Report(file.name), 0
     for number, line in file.lines(_SIZE_LIMIT):
-        if number > _FOREIGN:
+        text = plain(line).rstrip("\r")
+        report.line(number, text)
+        foreign += bool(text.strip()) and not report.is_open
+        if foreign > _FOREIGN:
             return Reading(claimed=False)
-        report.line(number, plain(line).rstrip("\r"))
     return Reading(facts=report.facts)
 
 
