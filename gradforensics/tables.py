@@ -85,11 +85,12 @@ class Fact:
 
     key: `package:NAME` is the version of a package that was installed, `copy:NAME` another version of it that was
     installed beside it, `pin:NAME` a version that a hand-written file demands (a wish: nobody says that it was
-    installed); names as pip normalises them (flash-attn). `conda:NAME`: a package of conda's own. `env:NAME` is an environment variable. torch_cuda, cudnn,
-    nccl: what torch was built for ("12.1", "none") and the versions of the libraries that it loads; torch_arch_list:
-    what it has kernels for ("sm_80 sm_90"); torch_error: why it cannot be imported. driver, cuda: NVIDIA's driver and
-    the newest CUDA that it supports; gpu, gpu_count, compute_capability ("9.0"); python, os, kernel, glibc, host,
-    command, git_commit ... Other keys are called as their source calls them. attempt: the launch within its file.
+    installed); names as pip normalises them (flash-attn). `conda:NAME`: a package of conda's own. `env:NAME`: an
+    environment variable. torch_cuda, cudnn, nccl: what torch was built for ("12.1", "none") and the versions of the
+    libraries that it loads; torch_arch_list: what it has kernels for ("sm_80 sm_90"); torch_error: why it cannot be
+    imported. driver, cuda: NVIDIA's driver and the newest CUDA that it supports; gpu, gpu_count, compute_capability
+    ("9.0"); python, os, kernel, glibc, host, command, git_commit ... Other keys are called as their source calls them.
+    attempt: the launch within its file, or that its name states.
     """
 
     key: str

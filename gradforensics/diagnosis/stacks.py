@@ -1,4 +1,4 @@
-"""The software of a run as its evidence states it: what one file says of one process, versions, and torch's own pins."""
+"""The software of a run as its evidence states it: what one file says of one process, versions, torch's own pins."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def same(version: str, other: str) -> bool:
     if a[2] and b[2] and a[2] != b[2]:
         return False
     shorter, longer = sorted((a[0], b[0]), key=len)
-    return shorter == longer or longer.startswith(f"{shorter}.")
+    return shorter == longer or (longer.startswith(f"{shorter}.") and longer[len(shorter) + 1].isdigit())
 
 
 @cache
@@ -133,7 +133,7 @@ def capable(arch_list: str, capability: str) -> bool | None:
     """
     device = release(capability)
     made = [(kind, int(digits[:-1]), int(digits[-1]), letter) for kind, digits, letter in _SM.findall(arch_list)]
-    if len(device) != 2 or not made:  # noqa: PLR2004  major and minor
+    if len(device) != 2 or not made:
         return None
     for kind, major, minor, letter in made:
         if letter:

@@ -44,7 +44,7 @@ def collect(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Everything that is known here: header, facts, GPUs, packages, variables and remarks, ready for JSON."""
     environ = os.environ if environ is None else environ
     remarks: list[str] = []
-    facts = {
+    facts: dict[str, Any] = {
         "python": platform.python_version(),
         "os": _system(),
         "kernel": platform.release(),
@@ -122,10 +122,7 @@ def _torch(remarks: list[str]) -> dict[str, Any]:
         "torch_cuda": str(torch.version.cuda or torch.version.hip or "none"),
         "torch_arch_list": _arch_list(torch),
     }
-    with suppress(Exception):  # raises where the cuDNN that it finds is not the one it was built with
-        facts["cudnn"] = _dotted(torch.backends.cudnn.version())
-    with suppress(Exception):
-        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    facts |= _libraries(torch)
     try:
         if torch.cuda.is_available():
             facts["gpus"] = [_device(torch, index) for index in range(torch.cuda.device_count())]
@@ -134,6 +131,16 @@ def _torch(remarks: list[str]) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001  a broken driver is what is looked for
         remarks.append(f"torch cannot use the GPUs: {error}")
     return facts
+
+
+def _libraries(torch: Any) -> dict[str, str]:
+    """Versions of cuDNN and NCCL as they were loaded, as far as there are any."""
+    found: dict[str, str] = {}
+    with suppress(Exception):  # raises where the cuDNN that it finds is not the one it was built with
+        found["cudnn"] = _dotted(torch.backends.cudnn.version())
+    with suppress(Exception):
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
 
 
 def _said(error: Exception) -> str:
@@ -166,7 +173,7 @@ def _nvidia() -> dict[str, Any]:
     gpus: list[dict[str, str]] = []
     for line in _run("nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 3:  # noqa: PLR2004  as many as were asked for
+        if len(cells) == 3:
             gpus.append({"name": cells[0], "compute_capability": cells[2]})
             facts["driver"] = cells[1]
     if found := _SMI_CUDA.search(_run("nvidia-smi")):
@@ -186,4 +193,3 @@ def _run(*command: str) -> str:
         )
         return done.stdout
     return ""
-

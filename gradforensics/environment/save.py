@@ -55,7 +55,9 @@ def render(found: Mapping[str, Any], path: Path | None) -> str:
     packages = found["packages"]
     rows += [(name, packages[name]) for name in _SHOWN if name in packages and name not in found["facts"]]
     rows += [(name, version) for name, version in packages.items() if name.startswith("nvidia-")]
-    rows += [(name, f"installed in several versions: {', '.join(several)}") for name, several in found["copies"].items()]
+    rows += [
+        (name, f"installed in several versions: {', '.join(several)}") for name, several in found["copies"].items()
+    ]
     rows += list(found["variables"].items())
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {_short(value)}" for name, value in rows if value is not None]
@@ -71,4 +73,4 @@ def _gpus(gpus: list[Mapping[str, str]]) -> Iterator[tuple[str, str]]:
 
 def _short(value: object) -> str:
     text = " ".join(str(value).split())
-    return text if len(text) <= 160 else text[:159] + "…"  # noqa: PLR2004  two lines of a terminal
+    return text if len(text) <= 160 else text[:159] + "…"

@@ -45,7 +45,9 @@ class Report:
         """Whether the next line may belong to a report."""
         return self._until > 0
 
-    def line(self, number: int, text: str, *, label: str = "", rank: int | None = None, host: str | None = None) -> None:
+    def line(
+        self, number: int, text: str, *, label: str = "", rank: int | None = None, host: str | None = None
+    ) -> None:
         """Take a line without its prefix; label: what the prefix called its writer."""
         if "Driver Version: " in text and (found := _SMI.search(text)):
             self.facts += [
@@ -90,7 +92,7 @@ class Report:
         elif name == "PyTorch version":
             self._add("package:torch", value, number)
         elif name == "Python version":
-            self._add("python", value.split(" ")[0], number)
+            self._add("python", value.split(" ", maxsplit=1)[0], number)
         elif name in _KEYS:
             self._add(_KEYS[name], value.splitlines()[0], number)
 
@@ -98,7 +100,7 @@ class Report:
         if (found := _PIP.match(text)) and (named := software.pinned(found[1])):
             if named[0] != "torch":
                 self._add(f"package:{named[0]}", named[1], number)
-        elif (found := _CONDA.match(text)) and found[3] != "pypi":
+        elif (found := _CONDA.match(text)) and not found[3].startswith("pypi"):
             self._add(f"conda:{software.normalised(found[1])}", found[2], number)
 
     def _add(self, key: str, value: str, number: int) -> None:

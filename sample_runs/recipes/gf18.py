@@ -82,9 +82,7 @@ def coupled_decay(run: Path) -> None:
 def adam_without_decay(run: Path) -> None:
     """The same Adam with a decay of zero."""
     decay = {"learning_rate": LR, "weight_decay": 0.0}
-    plain(
-        run, lambda m: torch.optim.Adam(m.parameters(), lr=LR, betas=(0.9, 0.95)), optim="torch.optim.Adam", **decay
-    )
+    plain(run, lambda m: torch.optim.Adam(m.parameters(), lr=LR, betas=(0.9, 0.95)), optim="torch.optim.Adam", **decay)
 
 
 def lion(run: Path, rate: float) -> None:
@@ -123,7 +121,8 @@ def adapter_rate(run: Path) -> None:
     train(model, adamw(model, LR), loss_on(source), silent, steps=200)
     model.requires_grad_(requires_grad=False)
     for block in model.blocks:
-        block.up, block.down = Adapted(block.up), Adapted(block.down)  # type: ignore[assignment]  # in their place
+        for name in ("up", "down"):
+            setattr(block, name, Adapted(getattr(block, name)))
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=5e-3, weight_decay=0.0)
     facts = {"learning_rate": 5e-3, "weight_decay": 0.0, "lr_scheduler_type": "constant_with_warmup"}
@@ -135,9 +134,7 @@ def adapter_rate(run: Path) -> None:
 
 def large_eps(run: Path) -> None:
     """HF Trainer with an eps that outweighs most second moments."""
-    hf_lab.fit(
-        run, hf_lab.tiny_gpt2(), hf_lab.fresh(Chain.make(), STEPS), steps=STEPS, adam_epsilon=1e-4, console=True
-    )
+    hf_lab.fit(run, hf_lab.tiny_gpt2(), hf_lab.fresh(Chain.make(), STEPS), steps=STEPS, adam_epsilon=1e-4, console=True)
 
 
 def layer_decay_inverted(run: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import tomllib
 import traceback
@@ -163,16 +164,14 @@ def import_failure(run: Path) -> None:
         folder = Path(name)
         (folder / "ext.c").write_text(EXTENSION, encoding="utf-8")
         module = folder / "flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so"
-        include = subprocess.run(
-            [sys.executable, "-c", "import sysconfig; print(sysconfig.get_path('include'))"],
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout.strip()
+        include = sysconfig.get_path("include")
         linked = ["cc", "-shared", "-fPIC", f"-I{include}", str(folder / "ext.c"), "-o", str(module)]
-        subprocess.run(linked, check=True)
-        script = "import importlib.util as u; s = u.spec_from_file_location('flash_attn_2_cuda', %r); u.module_from_spec(s)"
-        done = subprocess.run([sys.executable, "-c", script % str(module)], capture_output=True, check=False, text=True)
+        subprocess.run(linked, check=True)  # noqa: S603  our own C file
+        script = (
+            "import importlib.util as u; s = u.spec_from_file_location('flash_attn_2_cuda', %r); u.module_from_spec(s)"
+        )
+        command = [sys.executable, "-c", script % str(module)]
+        done = subprocess.run(command, capture_output=True, check=False, text=True)  # noqa: S603  written above
         said = done.stderr.strip().splitlines()[-1].replace(name, "site-packages")
     with console(run / "train.log"):
         print("Starting training: train.py --attn flash_attention_2")

@@ -309,7 +309,15 @@ def test_addresses_lose_their_credentials_and_arguments_their_secrets():
     assert secrecy.without_credentials("https://me:ghp_x@github.com/a/b.git?token=1") == "https://github.com/a/b.git"
     assert secrecy.without_credentials("git@github.com:a/b.git") == "git@github.com:a/b.git"
     given = ["--lr=1", "--api-key", "abc", "--hf_token=hf_abcdefgh", "--token", "--x", "y"]
-    assert list(secrecy.without_secrets(given)) == ["--lr=1", "--api-key", "***", "--hf_token=***", "--token", "--x", "y"]
+    assert list(secrecy.without_secrets(given)) == [
+        "--lr=1",
+        "--api-key",
+        "***",
+        "--hf_token=***",
+        "--token",
+        "--x",
+        "y",
+    ]
 
 
 def test_gpus_and_the_job_of_slurm_are_facts_of_a_rank():

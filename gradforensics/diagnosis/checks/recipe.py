@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check
+from gradforensics.diagnosis.vocabulary import Fact as Told
 from gradforensics.tables import Evidence, Setting
 
 # torch.optim.Adam and its kin add the decay to the gradient; the same words in other libraries may mean AdamW
@@ -129,23 +130,23 @@ def layer_decay_inverted(evidence: Evidence) -> Answer:
     hits = []
     for setting in evidence.settings or []:
         value = setting.value
-        if _LAYERS.search(setting.name) and isinstance(value, (int, float)) and not isinstance(value, bool):
-            if value > 1:
-                facts = {"name": setting.name, "factor": float(value)}
-                hits.append(Hit(None, source=setting.source, line=setting.line, facts=facts))
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if number and value > 1 and _LAYERS.search(setting.name):
+            facts: dict[str, Told] = {"name": setting.name, "factor": float(value)}
+            hits.append(Hit(None, source=setting.source, line=setting.line, facts=facts))
     return hits
 
 
 @check(needs=[], facts=["before", "now", "rate"])
 def optimizer_switched_at_same_rate(evidence: Evidence, *, factor: float) -> Answer:
-    """From one launch or checkpoint to the next the optimizer is of another kind, and the learning rate nearly the same.
+    """From one launch or checkpoint to the next the optimizer is of another kind and the learning rate nearly the same.
 
     Kinds: those that divide by the second moment, SGD, Lion, whose learning rates differ by orders of magnitude.
     factor: how far the two rates may lie apart. Read from the settings of launches and checkpoints, else from the
     optimizer states of checkpoints.
     """
     stated = sorted(_launches(evidence)) or sorted(_saved(evidence))
-    if len(stated) < 2:  # noqa: PLR2004  a pair
+    if len(stated) < 2:
         return Missing("the optimizer of two launches or checkpoints")
     hits = []
     for before, now in pairwise(stated):
@@ -153,7 +154,7 @@ def optimizer_switched_at_same_rate(evidence: Evidence, *, factor: float) -> Ans
         if None in kinds or kinds[0] == kinds[1] or not (before.rate and now.rate):
             continue
         if max(before.rate, now.rate) <= factor * min(before.rate, now.rate):
-            facts = {"before": before.optimizer, "now": now.optimizer, "rate": now.rate}
+            facts: dict[str, Told] = {"before": before.optimizer, "now": now.optimizer, "rate": now.rate}
             step = now.step or _first_step(evidence, now.attempt)
             hits.append(Hit(step, source=now.source or None, line=now.line, facts=facts))
     return hits

@@ -24,7 +24,7 @@ _NUMERIC = re.compile(
 _MISFITS = frozenset(
     {
         "no_kernel_image", "driver_too_old", "driver_mismatch", "unsupported_ptx", "no_driver", "no_cuda_build",
-        "cudnn_versions", "cudnn_status_version_mismatch", "cudnn_status_sublibrary_version_mismatch",
+        "cuda_mismatch", "cudnn_versions", "cudnn_status_version_mismatch", "cudnn_status_sublibrary_version_mismatch",
         "cudnn_status_sublibrary_loading_failed", "cudnn_status_arch_mismatch", "cublas_status_arch_mismatch",
     }
 )  # fmt: skip
@@ -173,7 +173,7 @@ def software_differs_between_nodes(evidence: Evidence) -> Answer:
             before = latest.get(stack.owner)
             facts = {**before.facts, **stack.facts} if before else stack.facts
             latest[stack.owner] = Snapshot(stack.source, stack.owner, None, facts)
-    if len(latest) < 2:  # noqa: PLR2004  a pair
+    if len(latest) < 2:
         return Missing("the software of two nodes (gradforensics env on each)")
     nodes = list(latest.values())
     return [hit for node in nodes[1:] for hit in _differences(nodes[0], node, nodes[0].owner, node.owner)]
@@ -268,15 +268,19 @@ def _failures(evidence: Evidence, events: Sequence[Event]) -> Iterator[Hit]:
     for event in events:
         raised = "type" in event.data or "error while loading shared libraries" in event.text
         if raised and _ended(evidence, event):
-            library = str(event.data.get("library") or "CUDA")
+            library = str(event.data.get("library") or "a library")
             symbol = str(event.data.get("symbol") or event.data.get("error") or "")
-            facts = {"library": library, "symbol": symbol, "message": str(event.data.get("message") or event.text)[:300]}
+            facts = {
+                "library": library,
+                "symbol": symbol,
+                "message": str(event.data.get("message") or event.text)[:300],
+            }
             yield Hit(event.step, source=event.source, line=event.line, facts=facts)
 
 
 @check(needs=["events:console"], facts=["library", "symbol", "message"])
 def library_does_not_load(evidence: Evidence) -> Answer:
-    """The dynamic linker refused a library (undefined symbol, missing file, too old a C++ library), and no step followed."""
+    """The dynamic linker refused a library (undefined symbol, missing file, old C++ library), and no step followed."""
     return list(_failures(evidence, evidence.events_of("library_error")))
 
 

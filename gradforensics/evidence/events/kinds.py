@@ -3,8 +3,8 @@
 What a program said: oom, timeout, killed, exception, completed, resume, overflow, warning, cuda_error, device_assert,
 index_error, autograd_error, gradscaler, loss_scale, nccl_error, library_error (the dynamic linker), disk_full,
 child_failed. What its machine said (kernel log, nvidia-smi): xid, sxid, ecc, gpu_fallen, gpu_driver, thermal,
-hung_task, lockup, panic, segfault, oom_killer, mce, pcie_error, io_error, file_system, link_down. stack: where a process
-stood. collective_timeout, collective_mismatch: of Flight Recorder dumps.
+hung_task, lockup, panic, segfault, oom_killer, mce, pcie_error, io_error, file_system, link_down. stack: where a
+process stood. collective_timeout, collective_mismatch: of Flight Recorder dumps.
 """
 
 from __future__ import annotations

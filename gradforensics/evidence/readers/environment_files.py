@@ -85,7 +85,9 @@ def _stated(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _members(found: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
     members = found.get(name)
-    return [(str(key)[:200], value) for key, value in list(members.items())[:_MOST]] if isinstance(members, dict) else []
+    return (
+        [(str(key)[:200], value) for key, value in list(members.items())[:_MOST]] if isinstance(members, dict) else []
+    )
 
 
 def _text(key: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -25,7 +25,9 @@ _INSTALLED = re.compile(r"freeze|pip[-_]?list|conda[-_]?list|installed|(?<![a-z]
 _CONDA_HEAD = re.compile(r"^# packages in environment at|^# Name\s+Version\s+Build")
 _PIP_HEAD = re.compile(r"^Package\s+Version\b")
 _ROW = re.compile(r"^([A-Za-z0-9_][\w.-]{0,100})\s+(\d[\w.+!-]{0,60})(?:\s+(\S+)(?:\s+(\S+))?)?\s*$")
-_CONDA_PIN = re.compile(r"^\s*-\s+[\"']?(?:[\w-]+::)?([A-Za-z0-9_][\w.-]{0,100})={1,2}(\d[^=\s\"']{0,60})(?:=([^\s\"']+))?[\"']?\s*$")
+_CONDA_PIN = re.compile(
+    r"^\s*-\s+[\"']?(?:[\w-]+::)?([A-Za-z0-9_][\w.-]{0,100})={1,2}(\d[^=\s\"']{0,60})(?:=([^\s\"']+))?[\"']?\s*$"
+)
 _YAML_HEAD = re.compile(r"^dependencies:\s*$", re.MULTILINE)
 _RECORDED = ("artifacts", "mlflow-artifacts")  # folders in which MLflow keeps what belongs to a model of the run
 _SIZE_LIMIT = 4 << 20
@@ -73,13 +75,13 @@ def _recorded(file: File) -> bool:
     return any(part in _RECORDED for part in PurePosixPath(file.name).parts[:-1])
 
 
-def _of_lines(file: File, installed: bool) -> Iterator[Fact]:  # noqa: FBT001  one of three of this form
+def _of_lines(file: File, installed: bool) -> Iterator[Fact]:
     for number, line in file.lines(_SIZE_LIMIT):
         if (found := software.pinned(line.rstrip("\r"))) is not None:
             yield software.package(*found, file.name, number, installed=installed)
 
 
-def _of_table(file: File, installed: bool) -> Iterator[Fact]:  # noqa: FBT001
+def _of_table(file: File, installed: bool) -> Iterator[Fact]:
     conda = any(_CONDA_HEAD.match(line) for line in file.start.splitlines()[:6])
     for number, line in file.lines(_SIZE_LIMIT):
         if found := _ROW.match(line.rstrip("\r")):
@@ -87,7 +89,7 @@ def _of_table(file: File, installed: bool) -> Iterator[Fact]:  # noqa: FBT001
             yield _row(found[1], found[2], file.name, number, by_pip=by_pip and installed)
 
 
-def _of_yaml(file: File, installed: bool) -> Iterator[Fact]:  # noqa: FBT001
+def _of_yaml(file: File, installed: bool) -> Iterator[Fact]:
     by_pip = False
     for number, line in file.lines(_SIZE_LIMIT):
         if line.strip().rstrip("\r") == "- pip:":
