@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePath
 
+from gradforensics.own_files import ENVIRONMENT
 from gradforensics.tables import Evidence, Fact
 
 _NUMBERS = re.compile(r"\d+")
+_RUN_FOLDER = re.compile(r"(?:offline-)?run-\d{8}_\d{6}-[^/]+")  # of W&B
 _BUILD = re.compile(r"\+cu(\d{2})(\d)\b")
 _SM = re.compile(r"\b(sm|compute)_(\d{2,3})([af]?)\b")
 _WHEELS = Path(__file__).parent / "torch_wheels.toml"
@@ -21,7 +23,7 @@ _WHEELS = Path(__file__).parent / "torch_wheels.toml"
 class Snapshot:
     """What one file states of one launch of one process: facts by their keys, several values of a key in their order.
 
-    owner: the host, else the rank, "" where neither is known.
+    owner: its host and rank as a text, "" where neither is known.
     """
 
     source: str
@@ -51,7 +53,7 @@ def snapshots(evidence: Evidence) -> list[Snapshot]:
 def _grouped(facts: Iterable[Fact]) -> list[Snapshot]:
     found: dict[tuple[str, str, int | None], Snapshot] = {}
     for fact in facts:
-        owner = fact.host or ("" if fact.rank is None else f"rank {fact.rank}")
+        owner = " ".join(filter(None, (fact.host, "" if fact.rank is None else f"rank {fact.rank}")))
         snapshot = found.setdefault((fact.source, owner, fact.attempt), Snapshot(fact.source, owner, fact.attempt))
         snapshot.facts.setdefault(fact.key, []).append(fact)
     return list(found.values())
@@ -148,6 +150,7 @@ def capable(arch_list: str, capability: str) -> bool | None:
 
 
 def kind_of(source: str) -> str:
-    """What sort of file a source is: its name without numbers, hosts and ranks."""
-    name = PurePath(source).name
-    return "gradforensics-env" if name.startswith("gradforensics-env") else re.sub(r"\d+", "#", name)
+    """What sort of file a source is: its path without numbers and names of runs; of our own files wherever they lie."""
+    if PurePath(source).name.startswith(ENVIRONMENT):
+        return ENVIRONMENT
+    return _NUMBERS.sub("#", _RUN_FOLDER.sub("run", source))

@@ -68,13 +68,13 @@ def plain(run: Path, make: Callable[[nn.Module], Optimizer], **facts: object) ->
         train(model, optimizer, objective, log, steps=STEPS, schedule=scheduler(optimizer, cosine(WARMUP, STEPS)))
 
 
-def coupled_decay(run: Path) -> None:
-    """torch.optim.Adam with the weight decay of AdamW."""
+def coupled_decay(run: Path, name: str) -> None:
+    """torch.optim.Adam with the weight decay of AdamW; name: what the configuration calls it."""
     decay = {"learning_rate": LR, "weight_decay": 0.1}
     plain(
         run,
         lambda m: torch.optim.Adam(m.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1),
-        optim="torch.optim.Adam",
+        optim=name,
         **decay,
     )
 
@@ -183,10 +183,19 @@ SAMPLES = (
     Sample(
         "gf18-coupled-decay",
         "gf18",
-        coupled_decay,
+        lambda run: coupled_decay(run, "torch.optim.Adam"),
         "torch.optim.Adam with weight decay 0.1, which it adds to the gradient: far worse than AdamW with the same",
         case="GF18",
         variant="coupled-decay",
+    ),
+    Sample(
+        "gf18-unclear-adam",
+        "gf18",
+        lambda run: coupled_decay(run, "adam"),
+        'the same, and the configuration only says "adam": a suspicion',
+        case="GF18",
+        variant="unclear-adam",
+        primary="",
     ),
     Sample(
         "gf18-lion-rate",

@@ -23,10 +23,19 @@ def test_the_class_of_pytorch_couples_its_decay(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["adam", "Adam", "torch.optim.AdamW", "adamw_torch", "apex.optimizers.FusedAdam", "sgd", "deepspeed.FusedAdam"],
+    ["torch.optim.AdamW", "adamw_torch", "apex.optimizers.FusedAdam", "sgd", "deepspeed.FusedAdam"],
 )
 def test_other_names_are_not_taken_for_it(name):
     assert verdict(optim=name, weight_decay=0.1).outcome == "clear"
+
+
+@pytest.mark.parametrize("name", ["adam", "Adam"])
+def test_a_bare_adam_is_a_suspicion_unless_its_library_means_adamw(name):
+    found = verdict(optim=name, weight_decay=0.1)
+    assert (found.variant, found.strength, found.alarm) == ("unclear-adam", "suspect", False)
+    assert verdict(optim=name, weight_decay=0.001).outcome == "clear"
+    assert verdict(optim=name, weight_decay=0.1, zero_optimization=1).outcome == "clear"
+    assert verdict(optim=name, weight_decay=0.1, adam_w_mode=True).outcome == "clear"
 
 
 def test_a_decoupled_adam_of_pytorch_is_adamw():

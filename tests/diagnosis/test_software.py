@@ -162,6 +162,23 @@ def test_nodes_are_compared_by_their_latest_statement():
     assert {h.sign.name for h in verdict([*first, *again]).holdings} == set()
 
 
+def test_ranks_of_one_node_may_differ_and_are_no_two_launches():
+    def rank(number, version):
+        return Fact("package:torch", version, f"gradforensics-env-a-rank{number}.json", None, number, "a")
+
+    assert verdict([rank(0, "2.3.0"), rank(1, "2.4.0")]).variant == "node-drift"
+    assert verdict([rank(0, "2.3.0"), rank(1, "2.3.0")]).outcome == "clear"
+
+
+def test_lists_of_two_folders_are_no_two_launches_unless_the_folders_are_those_of_runs():
+    def listed(folder, version):
+        return Fact("package:torch", version, f"{folder}/requirements-lock.txt")
+
+    assert verdict([listed("a", "2.3.0"), listed("docs", "2.4.0")]).outcome == "not_judged"
+    runs = [listed(f"wandb/run-20250102_03040{i}-ab{i}c/files", f"2.{i}.0") for i in (3, 4)]
+    assert verdict(runs).variant == "attempt-drift"
+
+
 def test_what_the_training_does_not_compute_with_may_differ():
     assert verdict([*node("a", package__rich="1"), *node("b", package__rich="2")]).outcome == "not_judged"
     both = [*node("a", package__torch="2.3.0"), *node("b", package__torch="2.3.0")]

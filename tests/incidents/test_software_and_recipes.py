@@ -122,7 +122,7 @@ def test_an_eps_that_fp16_weights_need_is_no_fault(judged):
 
 def test_what_megatron_calls_adam(judged):
     """Megatron's --optimizer adam is AdamW; weight decay 0.1 belongs to it."""
-    config = json.dumps({"optimizer": "adam", "weight_decay": 0.1, "lr": 3e-4, "adam_beta2": 0.95, "adam_eps": 1e-8})
+    config = json.dumps({"optimizer": "adam", "weight_decay": 0.1, "lr": 3e-4, "tensor_model_parallel_size": 2})
     diagnosis, verdicts = judged({"train.log": ROWS, "args.json": config})
     assert diagnosis.alarms == []
     assert verdicts["GF18"].outcome == "clear"

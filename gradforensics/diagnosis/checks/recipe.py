@@ -19,6 +19,8 @@ _LION = re.compile(r"(?<![A-Za-z])[Ll]ion(?![a-z])|(?<=[a-z])Lion(?![a-z])|(?<![
 _ADAPTIVE = re.compile(r"adam|lamb|adafactor|adagrad", re.IGNORECASE)
 _SGD = re.compile(r"(?<![a-z])sgd(?![a-z])", re.IGNORECASE)
 _PURE_HALF = ("16-true", "fp16-true", "float16-true", "pure_fp16")
+_DECOUPLING = re.compile(r"Megatron|DeepSpeed|NeMo|fairseq|Keras")
+_OF_DECOUPLING = re.compile(r"(?:^|[._])(?:tensor_model_parallel_size|zero_optimization|use_distributed_optimizer)")
 _LAYERS = re.compile(
     r"(?:^|[._])(?:layer_?decay(?:_rate)?|layer_?wise_?(?:lr_?)?decay(?:_rate)?|layer_?lr_?decay|lr_layer_decay|llrd)$",
     re.IGNORECASE,
@@ -69,6 +71,27 @@ def decay_coupled_in_adam(evidence: Evidence, *, least: float) -> Answer:
     if decay is None:
         return Missing("settings:weight_decay")
     return [_hit(evidence, "weight_decay", optimizer=optimizer, decay=decay)] if decay >= least else []
+
+
+@check(needs=["settings:optim"], facts=["optimizer", "decay"])
+def decay_in_an_unclear_adam(evidence: Evidence, *, least: float) -> Answer:
+    """The settings say "adam" and a weight decay of `least` or more, and nothing tells whether the decay is decoupled.
+
+    Not asked of runs of Megatron, DeepSpeed, NeMo, fairseq and Keras, whose Adam is AdamW.
+    """
+    decay = evidence.number("weight_decay")
+    if decay is None:
+        return Missing("settings:weight_decay")
+    if decay < least or not _unclear(evidence) or _decouples(evidence):
+        return []
+    return [_hit(evidence, "weight_decay", optimizer=_optimizer(evidence), decay=decay)]
+
+
+def _decouples(evidence: Evidence) -> bool:
+    """Whether the run is one of a library that calls AdamW adam."""
+    written = (source.remark for source in evidence.sources)
+    names = (setting.name for setting in evidence.settings or [])
+    return any(map(_DECOUPLING.search, written)) or any(map(_OF_DECOUPLING.search, names))
 
 
 def _unclear(evidence: Evidence) -> bool:
@@ -228,6 +251,7 @@ def optimizer_name_refused(evidence: Evidence) -> Answer:
 
 CHECKS: tuple[Check, ...] = (
     decay_coupled_in_adam,
+    decay_in_an_unclear_adam,
     lion_above_its_rates,
     adapter_above_its_rates,
     adam_eps_large,
