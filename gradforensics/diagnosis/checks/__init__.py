@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradforensics.diagnosis.checks import (
+    dynamics,
     evaluation,
     finiteness,
     learning_rate,
@@ -19,6 +20,7 @@ from gradforensics.diagnosis.checks import (
 from gradforensics.diagnosis.vocabulary import Check
 
 _MODULES = (
+    dynamics,
     evaluation,
     finiteness,
     learning_rate,
