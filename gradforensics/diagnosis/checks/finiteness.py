@@ -73,6 +73,54 @@ def gradient_nonfinite_beside_finite_loss(evidence: Evidence, *, points: int) ->
     return _gradient_first(evidence, points, masked=True)
 
 
+@check(needs=["series:grad_norm", "series:loss"], facts=["kind", "points", "loss_there", "attempt", "attempts"])
+def first_gradient_nonfinite(evidence: Evidence, *, points: int) -> Answer:
+    """The very first gradient of an attempt is NaN or infinite for good, and the loss beside it is a sound number.
+
+    No update had been made: neither the learning rate nor a divergence can be the cause. Only where the first logged
+    point is the first step, or a line of a log without steps.
+    """
+    answer = _gradient_first(evidence, points, masked=True)
+    if isinstance(answer, Missing):
+        return answer
+    norms = {i: norm for i, (_, _, norm) in enumerate(_by_attempt(evidence), 1)}
+    return [
+        hit
+        for hit in answer
+        if (norm := norms[int(hit.facts["attempt"] or 0)]) is not None
+        and hit.step == norm.steps[0]
+        and hit.facts["loss_there"]
+        and (norm.steps[0] <= 1 or norm.cadence <= 1)
+    ]
+
+
+@check(needs=["series:loss"], facts=["kind", "points", "attempt", "attempts"])
+def first_loss_nonfinite(evidence: Evidence) -> Answer:
+    """The very first loss of an attempt is NaN or infinite, and so are all that follow: no update had been made."""
+    for which, loss, _ in _by_attempt(evidence):
+        if loss is None or lasting_bad(loss) != 0 or (loss.steps[0] > 1 and loss.cadence > 1):
+            continue
+        return [hit_at(loss, 0, which, kind=_word(loss.kind(0)), points=int(loss.bad.sum()))]
+    return []
+
+
+@check(
+    needs=["series:grad_norm", "settings:zero_optimization.stage"],
+    facts=["kind", "points", "loss_there", "attempt", "attempts"],
+)
+def gradient_nonfinite_under_overlap(evidence: Evidence, *, points: int) -> Answer:
+    """As gradient_nonfinite_beside_finite_loss, under DeepSpeed's ZeRO-2 with overlap_comm."""
+    if not _overlaps(evidence):
+        return []
+    return _gradient_first(evidence, points, masked=True)
+
+
+def _overlaps(evidence: Evidence) -> bool:
+    """Whether the settings say ZeRO stage 1 or 2 with overlap_comm, whose reduction has corrupted gradients."""
+    stage = evidence.number("zero_optimization.stage")
+    return stage in (1, 2) and evidence.setting("zero_optimization.overlap_comm") is True
+
+
 def _gradient_first(evidence: Evidence, points: int, *, masked: bool) -> Answer:
     for which, loss, norm in _by_attempt(evidence):
         bad, bad_loss = _step_of(norm), _step_of(loss)
@@ -260,6 +308,75 @@ def loss_exactly_zero(evidence: Evidence, *, points: int, before: float, log: st
     return [hit_at(loss, start, points=len(loss) - start, before=level)]
 
 
+@check(needs=["series:loss:points>=3", "series:grad_norm:points>=3"], facts=["points"])
+def zero_loss_zero_gradient(evidence: Evidence, *, points: int, before: float) -> Answer:
+    """In a Trainer log loss and gradient norm are both exactly 0 for `points` points and to the end: nothing to learn.
+
+    From its first point on, or after a loss above `before`: a loss that was learned away comes down gradually. The mean
+    over no label is 0/0, which the Trainer logs as 0, and its gradient is 0. Of other logs nothing is said: some write
+    a gradient norm of 0 that was read after the gradients had been cleared.
+    """
+    if not of_trainer(evidence) and not _prints_as_trainer(evidence):
+        return Missing("a log of the Hugging Face Trainer")
+    both = _beside(evidence)
+    if isinstance(both, Missing):
+        return both
+    loss, norm = both
+    if loss.resolution > _COARSE:
+        return Missing("series:loss with more digits")
+    start = _for_good((loss.values == 0) & (norm.values == 0))
+    if start is None or len(loss) - start < points or (start and float(loss.values[start - 1]) <= before):
+        return []
+    return [hit_at(loss, start, points=len(loss) - start)]
+
+
+@check(needs=["series:loss:points>=3", "series:grad_norm:points>=3"], facts=["points", "norm"])
+def zero_loss_constant_gradient(evidence: Evidence, *, points: int) -> Answer:
+    """The loss is exactly 0 to the end beside a gradient norm that is above 0 and the same to the last digit.
+
+    No batch gives the gradient of another one: what is reduced is not what was computed.
+    """
+    both = _beside(evidence)
+    if isinstance(both, Missing):
+        return both
+    loss, norm = both
+    if loss.resolution > _COARSE:
+        return Missing("series:loss with more digits")
+    start = _for_good((loss.values == 0) & norm.finite & (norm.values > 0) & (norm.values == norm.values[-1]))
+    if start is None or len(loss) - start < points:
+        return []
+    return [hit_at(loss, start, points=len(loss) - start, norm=float(norm.values[-1]))]
+
+
+def _beside(evidence: Evidence) -> tuple[Series, Series] | Missing:
+    """A loss that is meant to fall and the gradient norm at their common steps."""
+    loss, norm = descending_loss(evidence), evidence.series("grad_norm")
+    if isinstance(loss, Missing):
+        return loss
+    if norm is None:
+        return Missing("series:grad_norm")
+    common = np.intersect1d(loss.steps, norm.steps)
+    if not len(common):
+        return Missing("series:grad_norm at the steps of the loss")
+    return loss.where(np.isin(loss.steps, common)), norm.where(np.isin(norm.steps, common))
+
+
+def _for_good(mask: np.ndarray) -> int | None:
+    """Index from which on a mask holds to its end, or None where it does not hold at its end."""
+    if not mask[-1]:
+        return None
+    fails = np.flatnonzero(~mask)
+    return int(fails[-1]) + 1 if len(fails) else 0
+
+
+def _prints_as_trainer(evidence: Evidence) -> bool:
+    """Whether the loss comes from the dict lines that the Trainer prints: they hold its epoch beside its loss."""
+    loss, rate = evidence.series("loss"), evidence.series("lr")
+    return (
+        loss is not None and rate is not None and rate.tag == "learning_rate" and bool(np.isfinite(loss.epochs).all())
+    )
+
+
 @check(needs=["series:loss:points>=10", "series:lr"], facts=["points"])
 def loss_always_zero(evidence: Evidence) -> Answer:
     """Every loss of a Trainer log is exactly 0 although the learning rate is not: nothing else masks like that."""
@@ -284,6 +401,11 @@ CHECKS: tuple[Check, ...] = (
     batch_without_labels,
     eval_nonfinite_only,
     gradient_nonfinite_from_start,
+    first_gradient_nonfinite,
+    first_loss_nonfinite,
+    gradient_nonfinite_under_overlap,
+    zero_loss_zero_gradient,
+    zero_loss_constant_gradient,
     zero_loss_nan_gradient,
     finite_loss_nan_gradient,
     loss_exactly_zero,
