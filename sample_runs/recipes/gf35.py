@@ -53,7 +53,57 @@ def memorised(run: Path) -> None:
     )
 
 
+def no_labels(run: Path) -> None:
+    """HF Trainer on sequences whose labels are all -100, as a completion that the maximum length cuts off leaves them."""
+    steps = 120
+    ids = Chain.make().sample(np.random.default_rng(1), count=steps * BATCH)
+    blank = hf_lab.Tokens(ids, torch.full_like(ids, -100))
+    hf_lab.fit(run, hf_lab.tiny_gpt2(), blank, steps=steps, logging_steps=3, console=True)
+
+
+class StaleBuffer(Trainer):
+    """From step 31 on the reduced gradient is the same stale buffer, whose norm is sqrt 2; the first one is NaN."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Overwrite the gradients after the backward pass, as a reduction that reads a reused buffer does."""
+        loss: Tensor = super().training_step(*args, **kwargs)
+        step = self.state.global_step
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        if step >= 30:
+            for index, parameter in enumerate(parameters):
+                parameter.grad = torch.zeros_like(parameter)
+                if index < 2:
+                    parameter.grad.view(-1)[0] = 1.0
+        if step == 30:
+            with torch.no_grad():
+                parameters[0].fill_(torch.nan)
+        return loss
+
+
+def constant_norm(run: Path) -> None:
+    """HF Trainer; the corruption is done by hand, since the race of DeepSpeed needs several GPUs."""
+    steps = 90
+    data = hf_lab.fresh(Chain.make(), steps)
+    hf_lab.fit(run, hf_lab.tiny_gpt2(), data, steps=steps, trainer_class=StaleBuffer, logging_steps=1)
+
+
 SAMPLES = (
+    Sample(
+        "gf35-no-labels",
+        "gf35",
+        no_labels,
+        "all labels are -100: the loss is 0/0, the Trainer logs 0.0 and a gradient norm of 0",
+        case="GF35",
+        variant="no-labels",
+    ),
+    Sample(
+        "gf35-constant-norm",
+        "gf35",
+        constant_norm,
+        "weights NaN and gradients replaced by one stale buffer from step 31 on: loss 0.0, gradient norm 1.414 for ever",
+        case="GF35",
+        variant="constant-norm",
+    ),
     Sample(
         "gf35-masked",
         "gf35",
