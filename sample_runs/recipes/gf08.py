@@ -9,8 +9,6 @@ from typing import Any
 import hf_lab
 import torch
 from lab import (
-    BATCH,
-    LENGTH,
     VOCAB,
     Chain,
     Sample,
@@ -134,7 +132,7 @@ def not_recovering(run: Path) -> None:
 
 def recurring(run: Path) -> None:
     """A pocket of repeated text in the data that is met more and more often."""
-    poisoned(run, 460, {150, 240, 340, 370, 385, 400, 415, 430, 442}, repeated)
+    poisoned(run, 460, {150, 330, 345, 360, 375, 390, 405, 420, 435, 448}, repeated)
 
 
 def loss_alone(run: Path) -> None:
@@ -173,7 +171,7 @@ SAMPLES = (
         "gf08-slow",
         "gf08",
         slow,
-        "a batch of noise with a hundredfold weight at step 180, no clipping, beta2 0.999: back after some dozens of steps",
+        "a batch of noise with a hundredfold weight at step 180, no clipping, beta2 0.999: back after dozens of steps",
         case="GF08",
         variant="slow",
         primary="",
@@ -198,7 +196,7 @@ SAMPLES = (
         "gf08-recurring",
         "gf08",
         recurring,
-        "nine batches of repeated text, seven of them in the last third: each comes back",
+        "ten batches of repeated text, nine of them in the last third: each comes back",
         case="GF08",
         variant="recurring",
     ),

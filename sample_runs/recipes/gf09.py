@@ -91,7 +91,7 @@ SAMPLES = (
         "gf09-twin",
         "gf09",
         relu,
-        "16 ReLU layers at default initialisation: 5 decades between first and last layer at step 1, one after 80 steps",
+        "16 ReLU layers at default initialisation: 5 decades from last to first layer at step 1, one after 80 steps",
         case="GF09",
         twin=True,
         ending="unknown",

@@ -54,7 +54,7 @@ def memorised(run: Path) -> None:
 
 
 def no_labels(run: Path) -> None:
-    """HF Trainer on sequences whose labels are all -100, as a completion that the maximum length cuts off leaves them."""
+    """HF Trainer on sequences whose labels are all -100, as where the maximum length cuts off the completion."""
     steps = 120
     ids = Chain.make().sample(np.random.default_rng(1), count=steps * BATCH)
     blank = hf_lab.Tokens(ids, torch.full_like(ids, -100))
@@ -100,7 +100,7 @@ SAMPLES = (
         "gf35-constant-norm",
         "gf35",
         constant_norm,
-        "weights NaN and gradients replaced by one stale buffer from step 31 on: loss 0.0, gradient norm 1.414 for ever",
+        "weights NaN and gradients replaced by a stale buffer from step 31 on: loss 0.0, gradient norm 1.414 for ever",
         case="GF35",
         variant="constant-norm",
     ),

@@ -104,10 +104,7 @@ def first_loss_nonfinite(evidence: Evidence) -> Answer:
     return []
 
 
-@check(
-    needs=["series:grad_norm", "settings:zero_optimization.stage"],
-    facts=["kind", "points", "loss_there", "attempt", "attempts"],
-)
+@check(needs=["series:grad_norm"], facts=["kind", "points", "loss_there", "attempt", "attempts"])
 def gradient_nonfinite_under_overlap(evidence: Evidence, *, points: int) -> Answer:
     """As gradient_nonfinite_beside_finite_loss, under DeepSpeed's ZeRO-2 with overlap_comm."""
     if not _overlaps(evidence):
