@@ -14,7 +14,7 @@ from gradforensics.signals import MAD_TO_SD
 _FLOOR = 1e-3  # least spread, as a fraction of the level: a series that hardly moves has no noise to be measured in
 _MOST = 20_000  # places at which the recent level is measured anew
 _SMOOTH = 5  # points whose median decides whether a value has come back
-_STRETCH = 4096  # points that are looked at together
+_STRETCH = 64  # points among which a return is looked for first
 _LEAD = 8  # a gradient that leads does so by 1 to 8 steps (Molybog et al., arXiv 2304.09871)
 
 
@@ -129,11 +129,13 @@ def _follow(
 
 def _comes_back(loss: np.ndarray, at: int, level: float) -> int | None:
     """First index from `at` on at which the median of five points lies below this level; None where there is none."""
-    for begin in range(at, len(loss) - _SMOOTH + 1, _STRETCH):
-        part = loss[begin : begin + _STRETCH + _SMOOTH - 1]
+    begin, stretch = at, _STRETCH
+    while begin + _SMOOTH <= len(loss):
+        part = loss[begin : begin + stretch + _SMOOTH - 1]
         calm = np.median(np.lib.stride_tricks.sliding_window_view(part, _SMOOTH), axis=1) < level
         if calm.any():
             return begin + int(np.argmax(calm))
+        begin, stretch = begin + stretch, 8 * stretch  # most come back at once, some never
     return None
 
 
