@@ -85,7 +85,6 @@ SAMPLES = (
         sigmoid,
         "16 sigmoid layers without residual paths: the first layer gets a gradient 1e12 times smaller than the last",
         case="GF09",
-        ending="unknown",
     ),
     Sample(
         "gf09-twin",
@@ -94,7 +93,6 @@ SAMPLES = (
         "16 ReLU layers at default initialisation: 5 decades from last to first layer at step 1, one after 80 steps",
         case="GF09",
         twin=True,
-        ending="unknown",
     ),
 )
 

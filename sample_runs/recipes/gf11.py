@@ -169,9 +169,9 @@ def loss_from_start(run: Path) -> None:
         return next_token_loss(model.head(states), tokens) + 1e-3 * pooled.square().mean()
 
     optimizer = adamw(model, LR)
-    write_json(run / "config.json", plain_config(**CONFIG))
+    write_json(run / "config.json", plain_config(**(CONFIG | {"max_steps": 60})))
     with csv_rows(run / "metrics.csv", ("step", "loss", "grad_norm", "lr")) as log:
-        train(model, optimizer, objective, log, steps=60, schedule=scheduler(optimizer, cosine(WARMUP, STEPS)))
+        train(model, optimizer, objective, log, steps=60, schedule=scheduler(optimizer, cosine(WARMUP, 60)))
 
 
 class CorruptBucket(Trainer):

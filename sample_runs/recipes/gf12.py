@@ -18,10 +18,12 @@ from lab import (
     Chain,
     Log,
     Sample,
+    Schedule,
     TinyLM,
     adamw,
     beginning,
     console,
+    constant,
     cosine,
     csv_rows,
     current_lr,
@@ -38,6 +40,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 WARMUP = 20
 LR = 3e-3
+CONSTANT = {"lr_scheduler_type": "constant", "warmup_steps": 0}
 HALF_COLUMNS = ("step", "loss", "grad_norm", "lr", "loss_scale", "skipped_steps")
 
 
@@ -54,10 +57,11 @@ def half_loop(
     dtype: torch.dtype = torch.float16,
     unscale: bool = True,
     optimizer: torch.optim.Optimizer | None = None,
+    planned: Schedule | None = None,
 ) -> None:
     """Train under autocast with the loss scaler of torch; skipped counts the steps that it refused."""
     optimizer = optimizer or adamw(model, LR)
-    schedule = scheduler(optimizer, cosine(WARMUP, steps))
+    schedule = scheduler(optimizer, planned or cosine(WARMUP, steps))
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=growth_interval)
     skipped = 0
     for step in range(first, steps + 1):
@@ -82,7 +86,7 @@ def half_loop(
 def config(steps: int, **facts: object) -> dict[str, object]:
     """Configuration of a float16 run."""
     schedule = {"learning_rate": LR, "lr_scheduler_type": "cosine", "warmup_steps": WARMUP, "max_steps": steps}
-    return plain_config(**schedule, fp16=True, bf16=False, **facts)
+    return plain_config(**(schedule | {"fp16": True, "bf16": False} | facts))
 
 
 def collapsed(run: Path) -> None:
@@ -186,7 +190,7 @@ def at_minimum(run: Path) -> None:
     """From step 61 on every backward overflows; the loop scales, says what DeepSpeed says, and gives up at 1."""
     chain, model, generator = beginning()
     optimizer = adamw(model, LR)
-    write_json(run / "config.json", config(200, init_loss_scale=2**10))
+    write_json(run / "config.json", config(200, **CONSTANT, init_loss_scale=2**10))
     scale = 2.0**10
     with console(run / "train.log") as log:
         try:
@@ -222,7 +226,7 @@ def refused(run: Path, model: TinyLM, *, unscale_twice: bool) -> None:
     chain, generator = Chain.make(), np.random.default_rng(1)
     optimizer = adamw(model, LR)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    write_json(run / "config.json", config(200))
+    write_json(run / "config.json", config(200, **CONSTANT))
     with console(run / "train.log") as log:
         print("***** Running training *****")
         try:
@@ -364,11 +368,11 @@ def reset(run: Path) -> None:
         return next_token_loss(model(tokens[:, :-1]), tokens)
 
     high = 2.0**24
-    write_json(run / "config.json", config(200, init_loss_scale=high))
+    write_json(run / "config.json", config(200, **CONSTANT, init_loss_scale=high))
     with json_lines(run / "train.jsonl") as log:
-        half_loop(model, objective, log, steps=110, init_scale=high, optimizer=optimizer)
+        half_loop(model, objective, log, steps=110, init_scale=high, optimizer=optimizer, planned=constant())
     with json_lines(run / "train.jsonl", mode="a") as log:
-        half_loop(model, objective, log, steps=200, init_scale=high, optimizer=optimizer, first=101)
+        half_loop(model, objective, log, steps=200, init_scale=high, optimizer=optimizer, planned=constant(), first=101)
 
 
 SAMPLES = (

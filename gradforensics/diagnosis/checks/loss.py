@@ -33,7 +33,7 @@ def descending_loss(evidence: Evidence) -> Series | Missing:
     preference = any("rewards/margins" in tag for tag in tags)  # DPO and its kin log rewards beside a loss that falls
     if not preference and any(_NOT_DESCENDING.search(tag) for tag in tags):
         return Missing("a loss that is meant to fall (this run logs rewards, a policy or an adversary)")
-    return series.good
+    return series.good if series.finite.any() else Missing("series:loss with finite values")
 
 
 def _left(

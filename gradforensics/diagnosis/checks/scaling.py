@@ -11,6 +11,7 @@ from gradforensics.diagnosis.checks.precision import known_precision, trains_in_
 from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
+_HALVINGS = 32  # from 2^32, the highest start in use, down to 1
 _REST = 10  # logged points without a cut that end the opening search
 
 
@@ -153,8 +154,8 @@ def skipped_steps_counted(evidence: Evidence, *, rate: float, least: int, openin
     """The log's own counter tells of more than `rate` skipped steps per step, `least` of them at the least.
 
     A counter that never falls counts from the start of an attempt (DeepSpeed, the recorder); one that does counts anew
-    in each logged interval (Megatron). Left out is the opening search: what is counted in the first `opening` of the
-    run.
+    in each logged interval (Megatron). Left out is the opening search: what is counted in the first `opening` of an
+    attempt, and what follows with no rest of 10 points in between, up to the 32 halvings from 2^32 to 1.
     """
     total, span, first = 0.0, 0, None
     for part in evidence.attempts("skipped_steps"):
@@ -164,7 +165,9 @@ def skipped_steps_counted(evidence: Evidence, *, rate: float, least: int, openin
         cumulative = bool((np.diff(skipped.values) >= 0).all())
         fresh = np.diff(skipped.values) if cumulative else skipped.values[1:]
         length = int(skipped.steps[-1] - skipped.steps[0])
+        begins = _counted_search_end(fresh)
         late = np.flatnonzero((skipped.steps[1:] - skipped.steps[0] > opening * length) & (fresh > 0))
+        late = late[late >= begins]
         total, span = total + float(fresh[late].sum()), span + length
         if len(late) and first is None:
             first = skipped, int(late[0]) + 1
@@ -173,6 +176,17 @@ def skipped_steps_counted(evidence: Evidence, *, rate: float, least: int, openin
     if first is None or total < least or total / span < rate:
         return []
     return [hit_at(*first, count=int(total), rate=total / span, steps=span)]
+
+
+def _counted_search_end(fresh: np.ndarray) -> int:
+    """Index after the opening search, of which a counter tells only how many steps it skipped at every point."""
+    end, total = 0, 0.0
+    for i in np.flatnonzero(fresh > 0).tolist():
+        total += float(fresh[i])
+        if i - end > _REST or total > _HALVINGS:
+            break
+        end = i + 1
+    return end
 
 
 @check(needs=["events:console"], facts=["message"])
