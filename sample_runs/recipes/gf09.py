@@ -25,7 +25,7 @@ class DeepMLP(nn.Module):
         self.embedding = nn.Embedding(VOCAB, WIDTH)
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH))
         self.head = nn.Linear(WIDTH, VOCAB)
-        self.activation = activation
+        self.activation: Callable[[Tensor], Tensor] = activation
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Give the logits of every next token from the present one."""
@@ -60,10 +60,9 @@ def logged(run: Path, activation: Callable[[Tensor], Tensor], name: str) -> None
                 continue
             for tag, value in (("loss", loss.item()), ("lr", rate), ("grad_norm", norm)):
                 writer.add_scalar(f"train/{tag}", value, step)
-            for index, layer in enumerate(model.layers):
-                gradient = layer.weight.grad
-                if gradient is not None:
-                    writer.add_scalar(f"grad_norm/layers.{index}.weight", float(gradient.norm()), step)
+            for layer, parameter in model.layers.named_parameters(prefix="layers"):
+                if layer.endswith("weight") and parameter.grad is not None:
+                    writer.add_scalar(f"grad_norm/{layer}", float(parameter.grad.norm()), step)
     for path in run.glob("events.out.tfevents.*"):  # the name holds the host and the process
         path.rename(run / "events.out.tfevents.1700000000.host.1.0")
 

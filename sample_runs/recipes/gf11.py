@@ -166,7 +166,8 @@ def loss_from_start(run: Path) -> None:
         padding[0] = True
         attention = weigh(states).squeeze(-1).masked_fill(padding, -torch.inf).softmax(dim=-1)
         pooled = (attention[..., None] * states).sum(dim=1)
-        return next_token_loss(model.head(states), tokens) + 1e-3 * pooled.square().mean()
+        total: Tensor = next_token_loss(model.head(states), tokens) + 1e-3 * pooled.square().mean()
+        return total
 
     optimizer = adamw(model, LR)
     write_json(run / "config.json", plain_config(**(CONFIG | {"max_steps": 60})))

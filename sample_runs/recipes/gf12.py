@@ -200,7 +200,7 @@ def at_minimum(run: Path) -> None:
                 with torch.autocast("cpu", dtype=torch.float16):
                     logits = model(tokens[:, :-1]) * torch.tensor(3e4 if step > 60 else 1.0)
                     loss = next_token_loss(logits, tokens)
-                (loss * scale).backward()
+                (loss * scale).backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
                 norm = float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
                 if not math.isfinite(norm):
                     if scale == 1:
@@ -235,7 +235,7 @@ def refused(run: Path, model: TinyLM, *, unscale_twice: bool) -> None:
                 optimizer.zero_grad()
                 with torch.autocast("cpu", dtype=torch.float16):
                     loss = next_token_loss(model(tokens[:, :-1]), tokens)
-                scaler.scale(loss).backward()
+                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
                 scaler.unscale_(optimizer)
                 if unscale_twice and step == 12:
                     scaler.unscale_(optimizer)
@@ -309,7 +309,8 @@ def static(run: Path) -> None:
 
     optimizer = adamw(model, LR)
     for parameter in model.parameters():
-        parameter.register_hook(lambda gradient: gradient / 128.0)
+        # torch leaves Tensor.register_hook untyped
+        parameter.register_hook(lambda gradient: gradient / 128.0)  # type: ignore[no-untyped-call]
     write_json(run / "config.json", config(steps, loss_scale=128))
     with csv_rows(run / "metrics.csv", ("step", "loss", "grad_norm", "lr")) as log:
         train(model, optimizer, objective, log, steps=steps, schedule=scheduler(optimizer, cosine(WARMUP, steps)))
@@ -325,7 +326,7 @@ class _Scaled(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # torch types it loosely
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Scale the gradient."""
         return gradient * ctx.factor, None
 

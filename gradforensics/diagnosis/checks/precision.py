@@ -82,7 +82,9 @@ def trains_in_bf16(evidence: Evidence) -> bool:
 
 
 def _keeps_masters(evidence: Evidence) -> bool:
-    """Whether the framework keeps fp32 copies of 16-bit weights: DeepSpeed and Megatron do."""
+    """Whether the framework keeps fp32 copies of 16-bit weights: DeepSpeed, Megatron and accelerate's FSDP do."""
+    if evidence.setting("deepspeed") or evidence.setting("fsdp"):
+        return True
     keys = [s.name.lower() for s in evidence.settings or []]
     return any(k.startswith(("zero_optimization", "deepspeed_", "tensor_model_parallel")) for k in keys)
 
