@@ -7,7 +7,11 @@ from scipy import stats
 from gradforensics.spike_signals import recent_level, rising, spikes
 
 WINDOW = 64
-SETTINGS = {"first": WINDOW, "window": WINDOW, "high": 7.0, "back": 3.0}
+
+
+def found(steps, loss, norm, first=WINDOW):
+    """The spikes as the rule asks for them."""
+    return spikes(steps, loss, norm, first, WINDOW, 7.0, 3.0)
 
 
 def quiet(n=300, seed=0):
@@ -41,7 +45,7 @@ def test_a_constant_series_has_a_spread_of_a_thousandth_of_its_level():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_has_no_spikes(seed):
-    assert spikes(*quiet(2000, seed), **SETTINGS) == []
+    assert found(*quiet(2000, seed)) == []
 
 
 def test_one_of_the_two_alone_is_no_spike():
@@ -49,7 +53,7 @@ def test_one_of_the_two_alone_is_no_spike():
     for changed in (loss, norm):
         kept = changed[150]
         changed[150] = 9.0
-        assert spikes(steps, loss, norm, **SETTINGS) == []
+        assert found(steps, loss, norm) == []
         changed[150] = kept
 
 
@@ -57,7 +61,7 @@ def test_what_led_is_told_in_steps():
     steps, loss, norm = quiet()
     norm[150:158] = 9.0
     loss[154:158] = 5.0
-    (spike,) = spikes(steps, loss, norm, **SETTINGS)
+    (spike,) = found(steps, loss, norm)
     assert (spike.start, spike.lead) == (150, 4)
     assert spike.end is not None
     assert 154 <= spike.end <= 158
@@ -68,38 +72,38 @@ def test_a_gradient_long_before_the_loss_does_not_belong_to_it():
     steps, loss, norm = quiet()
     norm[140] = 9.0
     loss[154:158] = 5.0
-    assert spikes(steps, loss, norm, **SETTINGS) == []
+    assert found(steps, loss, norm) == []
 
 
 def test_a_new_level_is_steady_and_a_wild_one_is_not():
     steps, loss, norm = quiet(600)
     norm[300] = 9.0
     loss[300:] += 0.7
-    (spike,) = spikes(steps, loss, norm, **SETTINGS)
+    (spike,) = found(steps, loss, norm)
     assert spike.end is None
     assert spike.steady
     assert spike.level == pytest.approx(2.9, abs=0.02)
     loss[300::2] += 1.0
-    (wild,) = spikes(steps, loss, norm, **SETTINGS)
+    (wild,) = found(steps, loss, norm)
     assert not wild.steady
 
 
 def test_nothing_counts_before_the_first_place():
     steps, loss, norm = quiet()
     norm[100] = loss[100] = 9.0
-    assert len(spikes(steps, loss, norm, **SETTINGS)) == 1
-    assert spikes(steps, loss, norm, **{**SETTINGS, "first": 120}) == []
+    assert len(found(steps, loss, norm)) == 1
+    assert found(steps, loss, norm, first=120) == []
 
 
 def test_a_spike_in_the_last_point_has_not_come_back():
     steps, loss, norm = quiet()
     norm[-1] = loss[-1] = 9.0
-    (spike,) = spikes(steps, loss, norm, **SETTINGS)
+    (spike,) = found(steps, loss, norm)
     assert spike.end is None
 
 
 def test_short_series_have_no_spikes():
-    assert spikes(*quiet(10), **SETTINGS) == []
+    assert found(*quiet(10)) == []
 
 
 def test_the_thirds_follow_the_binomial_distribution():
