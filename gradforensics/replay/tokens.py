@@ -1,19 +1,14 @@
-"""Pure functions on the tokens of a batch: which are pads, which end a text, which repeat."""
+"""Pure functions on the tokens of a batch: which are pads, which end a text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from gradforensics.replay.batches import Fields
-
-LONGEST_NGRAM = 13  # OLMo 2 (arXiv 2501.00656) looks for repeated n-grams of 1 to 13 tokens
-MOST_REPEATS = 32  # and leaves out documents with this many repeats of one
 
 
 def ids_of(value: Any) -> frozenset[int]:
@@ -55,38 +50,6 @@ def _outer_runs(pads: torch.Tensor) -> torch.Tensor:
     before = torch.zeros_like(pads)
     before[:, :-1] = at_start[:, :-1] & at_start[:, 1:]
     return behind | before
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """An n-gram that follows itself: n tokens, how often in a row, from which token on."""
-
-    length: int
-    times: int
-    start: int
-
-
-def longest_repeat(ids: Sequence[int] | np.ndarray[Any, Any]) -> Repeat:
-    """The n-gram of 1 to 13 tokens that stands most often in a row; the shortest where several do."""
-    row = np.asarray(ids)
-    best = Repeat(1, min(len(row), 1), 0)
-    for length in range(1, min(LONGEST_NGRAM, len(row) // 2) + 1):
-        same = row[length:] == row[:-length]
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8)))
-        starts, ends = edges[::2], edges[1::2]
-        if not len(starts):
-            continue
-        longest = int(np.argmax(ends - starts))
-        times = int(ends[longest] - starts[longest]) // length + 1
-        if times > best.times:
-            best = Repeat(length, times, int(starts[longest]))
-    return best
-
-
-def single_token_share(ids: Sequence[int] | np.ndarray[Any, Any]) -> float:
-    """The share of the most frequent token; 0 for none."""
-    counts = np.unique(np.asarray(ids), return_counts=True)[1]
-    return float(counts.max() / counts.sum()) if len(counts) else 0.0
 
 
 def at_least(successes: int, trials: int, chance: float) -> float:
