@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradforensics import __version__
+from gradforensics.data_options import data_options
 from gradforensics.errors import GradforensicsError, UsageError
 from gradforensics.progress_bar import Bar
 from gradforensics.replay_options import replay_options
@@ -78,6 +79,7 @@ def commands() -> None:
     metavar="REPLAY_DIR",
     help="What a replay of a step of the run found (gradforensics replay). Repeatable.",
 )
+@data_options
 @click.option(
     "--baseline",
     type=click.Path(),
@@ -114,7 +116,8 @@ def analyze(
     settings: Sequence[str],
     columns: Sequence[str],
     replayed: Sequence[str],
-    baseline: str | None,
+    data: Sequence[str],
+    tokenizer: str | None,
     rules_folder: str | None,
     fail_on: str,
     lang: str,
@@ -151,6 +154,8 @@ def analyze(
             tensors=not no_tensors,
             names_from_config=names_from_config,
             replayed=_inputs(replayed),
+            data=_inputs(data),
+            tokenizer=None if tokenizer is None else _inputs([tokenizer])[0],
             progress=bar,
         )
         known = []

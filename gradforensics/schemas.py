@@ -63,10 +63,10 @@ TABLES: dict[str, dict[str, Any]] = {
     "facts": {"checkpoint": pl.String, "step": pl.Int64, "key": pl.String, "value": pl.String},
     "calls": {"source": pl.String, "name": pl.String, "danger": pl.Boolean, "arguments": pl.String},
     "batch": {"sample": pl.String, "tokens": pl.Int64, "labels": pl.Int64, "masked": pl.Int64},
-    # what an audit of the training data measured (--data): one quantity of one file, and where it is seen first
+    # what an audit of the training data measured: one quantity of one file, and the sample that shows it first or most
     "data": {
         "file": pl.String, "column": pl.String, "quantity": pl.String, "value": pl.Float64, "unit": pl.String,
-        "count": pl.Int64, "row": pl.Int64, "text": pl.String,
+        "count": pl.Int64, "row": pl.Int64, "line": pl.Int64, "text": pl.String,
     },
     "experiments": {
         "experiment": pl.String, "step": pl.Int64, "quantity": pl.String, "variation": pl.String, "value": pl.Float64,

@@ -40,9 +40,7 @@ _NO_EVIDENCE = re.compile(
     r"so|o|a|dll|exe|whl|model|spm|lock|gitignore|gitattributes|tiff?|md|rst|tex|bib)$"
 )
 # What may hold something of a training, but nothing that this version reads: counted in one notice per suffix.
-_DATA = re.compile(
-    r"(?<!\.tar)\.(npy|npz|parquet|arrow|h5|hdf5|mat|lmdb|mdb|zip|7z|xz|bz2|zst|onnx|pb|tflite|gguf)$|\.(tar\.zst)$"
-)
+_DATA = re.compile(r"(?<!\.tar)\.(npy|npz|h5|hdf5|mat|lmdb|mdb|zip|7z|xz|bz2|zst|onnx|pb|tflite|gguf)$|\.(tar\.zst)$")
 _SPECIAL: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISFIFO, "a named pipe: not read"),
     (stat.S_ISSOCK, "a socket: not read"),

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from gradforensics.errors import NoEvidenceError
-from gradforensics.evidence import checkpoints, grouping, joining, names, replays, run_names
+from gradforensics.evidence import checkpoints, grouping, joining, names, replays, run_names, training_data
 from gradforensics.evidence import settings as configuration
 from gradforensics.evidence.archives import open_archives
 from gradforensics.evidence.discover import discover
@@ -23,6 +23,7 @@ from gradforensics.notices import READING
 from gradforensics.tables import Evidence, Fact, Notice, Progress, Setting, Source
 
 if TYPE_CHECKING:
+    from gradforensics.audit import Audited
     from gradforensics.checkpoints.load import Loaded
     from gradforensics.evidence.flight_recorder import Dump
 
@@ -41,6 +42,8 @@ def gather(
     tensors: bool = True,
     names_from_config: bool = False,
     replayed: Sequence[Path] = (),
+    data: Sequence[Path] = (),
+    tokenizer: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Evidence]:
     """The evidence of every run in `paths` (directories, archives or files), in the order of their names.
@@ -48,13 +51,16 @@ def gather(
     settings: the user's --set, applied to every run; columns: the user's --map, raw column name -> series name,
     optionally with a phase ("eval/loss"); tensors: whether those of checkpoints are measured or only listed;
     names_from_config: whether transformers may be asked, in a child process, what their parameters are called;
-    replayed: replay directories of steps of these runs. Raises NoEvidenceError where nothing speaks of a training and
-    UsageError for paths that do not exist and for replay directories that are none or of no run here.
+    replayed: replay directories of steps of these runs; data: files of training data, audited for every run beside
+    those in its directory; tokenizer: the tokenizer.json that encodes their texts. Raises NoEvidenceError where nothing
+    speaks of a training and UsageError for paths that do not exist, for replay directories that are none or of no run
+    here, and for a tokenizer that cannot be used.
     """
     columns = {key.strip(): value.strip() for key, value in (columns or {}).items()}
     names.check_mapping(columns)
     given = configuration.from_user(settings or {})
     directories = replays.read(replayed)
+    samples = training_data.Given(data, tokenizer)
     roots = discover(paths, columns, ours=partial(replays.remark_on, given=replayed))
     typed = _typed(paths)
     found: list[Evidence] = []
@@ -68,6 +74,7 @@ def gather(
             for file in root.files:
                 with counted.reading(file):
                     part.file(file)
+            part.tell_unread()
             part.checkpoints(progress, names_from_config=names_from_config)
             folder = typed.get(root.path, root.path)
             found += _runs(part, given, folder, tensors=tensors, progress=progress)
@@ -75,6 +82,10 @@ def gather(
         raise NoEvidenceError(_nothing(looked, paths))
     _distinct(found)
     replays.attach(directories, found)
+    own = {identity: files for part in looked for identity, files in part.data_of.items()}
+    audited: dict[object, list[Audited]] = {}
+    for evidence in found:
+        training_data.attach(evidence, samples, own.get(id(evidence), []), audited, progress)
     known = {name for part in looked for piece in part.pieces for name in piece.reading.known_columns()}
     for column, series in columns.items():
         if column not in known:
@@ -136,6 +147,7 @@ def _runs(
     run_names.name(groups, str(part.root.path), single=part.root.single, label=part.root.label)
     shares = _shares(part, groups, stored, dumps)
     links = _links(part, groups)
+    samples = training_data.assigned(part.data, groups)
     index = _Index(part)
     runs: list[Evidence] = []
     for one in sorted(groups, key=lambda g: g.name):
@@ -146,6 +158,7 @@ def _runs(
         if stored.get(id(one)):
             checkpoints.attach(evidence, stored[id(one)], measured=tensors, progress=progress)
         evidence.notices = joining.thinned(evidence.notices)
+        part.data_of[id(evidence)] = samples.get(id(one), [])
         runs.append(evidence)
     return runs
 

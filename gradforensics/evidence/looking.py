@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from gradforensics.checkpoints.discover import may_be_beside, may_be_part
-from gradforensics.evidence import checkpoints, interleaving
+from gradforensics.evidence import checkpoints, interleaving, training_data
 from gradforensics.evidence.archives import is_archive_name
 from gradforensics.evidence.discover import Root
 from gradforensics.evidence.files import HASH_LIMIT, File
@@ -47,6 +47,9 @@ class Looked:
         self.stored: list[File] = []
         self.loaded: list[Loaded] = []
         self.dumps: list[Dump] = []
+        self.data: list[File] = []
+        self.data_of: dict[int, list[File]] = {}  # by id() of the evidence of a run
+        self._columnar: dict[str, list[str]] = {}  # no training data: by suffix
 
     def file(self, file: File) -> None:
         """Read one file, or say why it was not read."""
@@ -75,11 +78,34 @@ class Looked:
         if file.size <= _LARGEST_POINTER and file.is_lfs_pointer:
             self._unread(file, "only a git-LFS pointer: the content was not fetched (git lfs pull)")
             return
+        if file.suffix.removeprefix(".") in training_data.COLUMNAR:
+            self._table(file)
+            return
         if not file.head:
             self._unread(file, "no valid gzip data" if file.gzipped else "nothing could be read")
             return
-        if not self._read(file):
+        if training_data.is_one(file):
+            self._samples(file)
+        elif not self._read(file):
             self._unclaimed(file)
+
+    def _samples(self, file: File) -> None:
+        self.data.append(file)
+        self._source(file, training_data.READER, "", hashed=file.size <= HASH_LIMIT)
+
+    def _table(self, file: File) -> None:
+        """A Parquet or Arrow file: training data, or something that this version does not read."""
+        if len(self.data) < training_data.MOST_LOOKED and training_data.is_table_of_samples(file):
+            self._samples(file)
+        else:
+            self._columnar.setdefault(file.suffix, []).append(file.name)
+
+    def tell_unread(self) -> None:
+        """Say which tables are no training data, one notice for each suffix."""
+        for suffix, names in self._columnar.items():
+            several = f" ({len(names)} such files)" if len(names) > 1 else ""
+            text = f"no training data by its columns; this version does not read other {suffix} files{several}"
+            self.notices.append(Notice(names[0], None, text))
 
     def _part(self, file: File) -> None:
         """A part of a checkpoint; inside of an archive only pickles come here, and are not read."""

@@ -9,12 +9,7 @@ from typing import Any
 import torch
 
 from gradforensics.replay.batches import Fields
-
-
-def ids_of(value: Any) -> frozenset[int]:
-    """The ids of a setting such as eos_token_id: a number, a list of them, or none."""
-    listed = value if isinstance(value, (list, tuple)) else [value]
-    return frozenset(v for v in listed if isinstance(v, int) and not isinstance(v, bool) and v >= 0)
+from gradforensics.token_ids import ids_of
 
 
 def pads_of(fields: Fields, settings: Mapping[str, Any]) -> tuple[torch.Tensor | None, str]:

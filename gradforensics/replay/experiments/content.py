@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 import torch
 
 from gradforensics.experiments import Outcome, Quantity, Result
-from gradforensics.repeats import MOST_REPEATS, longest_repeat, single_token_share
 from gradforensics.replay.experiment import Context, Experiment
 from gradforensics.replay.gradients import CLIPPED
 from gradforensics.replay.losses import LossCall, agreement, of_another_sequence
 from gradforensics.replay.parts import Part, part_of
 from gradforensics.replay.recording import Micro
 from gradforensics.replay.step import told
-from gradforensics.replay.tokens import at_least, ids_of, pads_of
+from gradforensics.replay.tokens import at_least, pads_of
+from gradforensics.token_ids import MOST_REPEATS, ids_of, longest_repeat, single_token_share
 from gradforensics.torch_state import total_norm
 
 _EOS_IN_IDS, _EOS_IN_LABELS = 0.9, 0.1  # CATALOGUE GF15: end tokens in 90 % of the samples, in 10 % of the labels

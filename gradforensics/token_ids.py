@@ -1,4 +1,4 @@
-"""Repeated n-grams (detector D42): pure functions on the ids of tokens, for batches and for training data (a leaf)."""
+"""Pure functions on the ids of tokens, for batches and for training data: repeated n-grams (D42), shares (a leaf)."""
 
 from __future__ import annotations
 
@@ -83,3 +83,9 @@ def single_token_share(ids: Sequence[int] | np.ndarray[Any, Any]) -> float:
     """The share of the most frequent token; 0 for none."""
     counts = np.unique(np.asarray(ids), return_counts=True)[1]
     return float(counts.max() / counts.sum()) if len(counts) else 0.0
+
+
+def ids_of(value: Any) -> frozenset[int]:
+    """The ids of a setting such as eos_token_id: a number, a list of them, or none."""
+    listed = value if isinstance(value, (list, tuple)) else [value]
+    return frozenset(v for v in listed if isinstance(v, int) and not isinstance(v, bool) and v >= 0)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradforensics.repeats import longest_repeat, longest_repeats, single_token_share
+from gradforensics.token_ids import longest_repeat, longest_repeats, single_token_share
 
 
 @given(st.integers(1, 13), st.integers(2, 40), st.integers(0, 9), st.integers(0, 9))
