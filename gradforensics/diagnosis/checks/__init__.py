@@ -6,6 +6,7 @@ from gradforensics.diagnosis.checks import (
     dynamics,
     evaluation,
     finiteness,
+    index_errors,
     learning_rate,
     loss,
     messages,
@@ -17,6 +18,7 @@ from gradforensics.diagnosis.checks import (
     replay,
     scaling,
     software,
+    training_data,
 )
 from gradforensics.diagnosis.vocabulary import Check
 
@@ -24,6 +26,7 @@ _MODULES = (
     dynamics,
     evaluation,
     finiteness,
+    index_errors,
     learning_rate,
     loss,
     messages,
@@ -35,6 +38,7 @@ _MODULES = (
     replay,
     scaling,
     software,
+    training_data,
 )
 CHECKS: dict[str, Check] = {check.name: check for module in _MODULES for check in module.CHECKS}
 if len(CHECKS) != sum(len(module.CHECKS) for module in _MODULES):
