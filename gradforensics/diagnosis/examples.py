@@ -4,6 +4,7 @@
                  "loss#1" = "..." (attempt 1) }
     every    = { "eval/loss" = 15 }       distance of the points in steps (default 1)
     start    = { "loss#1" = 150 }         step of the first point (default: one distance)
+    epoch    = { loss = 50 }              steps of an epoch: the points then carry their epoch
     settings = { lr_scheduler_type = "cosine" }
     baseline = { series = { .. }, .. }    the healthy run of --baseline: the evidence of an example
     travels  = [ { step = 2, ... } ]      any other table as a list of rows; absent = not available, [] = nothing found
@@ -44,6 +45,7 @@ _KEYS = {
     "note",
     "series",
     "every",
+    "epoch",
     "start",
     "settings",
     "reader",
@@ -140,23 +142,30 @@ def evidence_of(example: Mapping[str, Any]) -> Evidence:
     if unknown:
         raise ValueError(f"unknown key {min(unknown)!r}")
     evidence = Evidence("example", sources=[Source("example", 0, reader=example.get("reader", "example"))])
-    columns: dict[SeriesKey, list[tuple[int, int | None, int, float | None]]] = {}
+    columns: dict[SeriesKey, list[tuple[int, int | None, int, float | None, float | None]]] = {}
     for key, text in example.get("series", {}).items():
         name, _, attempt = key.partition("#")
         name, _, rank = name.partition("@")
         phase, _, bare = name.rpartition("/")
         every = int(example.get("every", {}).get(key, 1))
         first = int(example.get("start", {}).get(key, every))
+        epoch = example.get("epoch", {}).get(key)
         held: Phase = "eval" if phase == "eval" else "test" if phase == "test" else "train"
         series = SeriesKey("example", held, bare if held != "train" else name, name, "example")
         rows = columns.setdefault(series, [])
         rows += [
-            (int(attempt or 0), int(rank) if rank else None, first + every * i, v)
+            (
+                int(attempt or 0),
+                int(rank) if rank else None,
+                step := first + every * i,
+                step / epoch if epoch else None,
+                v,
+            )
             for i, v in enumerate(values_of(text))
         ]
     for series, rows in columns.items():
-        attempts, ranks, steps, values = (list(c) for c in zip(*rows, strict=True))
-        frame = series_frame({"attempt": attempts, "rank": ranks, "step": steps}, values)
+        attempts, ranks, steps, epochs, values = (list(c) for c in zip(*rows, strict=True))
+        frame = series_frame({"attempt": attempts, "rank": ranks, "step": steps, "epoch": epochs}, values)
         evidence.frames[series] = SeriesFrame(frame)
     if "settings" in example:
         evidence.settings = [Setting(k, k, v, "example", origin="user") for k, v in example["settings"].items()]

@@ -119,7 +119,8 @@ _ADVICE = {
     "console": "Keep the console output of the launch (tee train.log).",
     "kernel": "Keep dmesg (dmesg -T > dmesg.txt) of the hosts.",
     "batch": "Keep token ids, labels and attention masks of some batches.",
-    "environment": "Run gradforensics env on each node, where the training runs, and keep its files beside the logs.",
+    "data": "Name the training data with --data FILE, and its tokenizer.json with --tokenizer.",
+    "environment": "Keep the output of python -m torch.utils.collect_env.",
 }
 
 

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from gradforensics.report import svg
 from gradforensics.report.charts import Chart
 from gradforensics.report.checkpoint_pieces import CheckpointPieces
+from gradforensics.report.data_pieces import DataPieces
 from gradforensics.report.model import Report
 from gradforensics.report.pieces import Pieces, tag, visible
 from gradforensics.report.replay_pieces import ReplayPieces
@@ -71,6 +72,7 @@ def render(report: Report) -> str:
             p=pieces,
             c=CheckpointPieces(pieces),
             r=ReplayPieces(pieces),
+            d=DataPieces(pieces),
             draw=draw,
             ordered_chain=ordered_chain,
             title=shorten(_title(report, words), 200),

@@ -16,6 +16,7 @@ from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Language, LookA
 from gradforensics.diagnosis.vocabulary import Fact
 from gradforensics.report.charts import TIMELINE_POINTS, Chart, timeline, zooms
 from gradforensics.report.checkpoints import Checkpoints, checkpoints
+from gradforensics.report.data_rows import DataRow, data_rows
 from gradforensics.report.replays import (
     ReplayRow,
     ResultRow,
@@ -180,6 +181,7 @@ class RunReport:
     compared: Compared | None = None
     checkpoints: Checkpoints | None = None
     replays: tuple[ReplayRow, ...] = ()
+    data: tuple[DataRow, ...] | None = None
     timeline: tuple[Chart, ...] = field(default=(), compare=False)
 
     @property
@@ -276,7 +278,7 @@ def _run(diagnosis: Diagnosis, language: Language, points: int) -> RunReport:
         environment=tuple(sorted(evidence.environment or (), key=_is_listed)),
         checkpoints=checkpoints(evidence, diagnosis.last_good_checkpoint),
         replays=told,
-        compared=_compared(evidence),
+        data=data_rows(evidence),
         timeline=timeline(evidence, weighed, diagnosis.primary, points),
     )
 

@@ -1,0 +1,42 @@
+"""The section on the training data as markup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from gradforensics.report.data_rows import DataRow
+from gradforensics.report.pieces import Pieces, cell, joined, soft, tag, where
+from gradforensics.report.words import number, shorten
+
+ROWS = 400  # that a page shows; the JSON report has them all
+
+
+class DataPieces:
+    """Builds the table of the section from the pieces of the page."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self.pieces, self.words = pieces, pieces.words
+
+    def table(self, rows: Sequence[DataRow]) -> Markup:
+        """All quantities, a file and a column named once."""
+        shown: list[Markup] = []
+        before: tuple[str, str] | None = None
+        for one in rows[:ROWS]:
+            opens = (one.file, one.column) != before
+            named = joined([tag("code", shorten(one.file, 160)), soft(shorten(one.column, 80))]) if opens else ""
+            place = where(one.file, one.line) if one.line else ""
+            cells = [
+                tag("td", named, kind="named"),
+                tag("td", self.words(f"data_{one.quantity}")),
+                cell(number(one.value)),
+                tag("td", one.unit, kind="soft"),
+                cell(one.count or ""),
+                cell("" if one.row is None else one.row),
+                tag("td", joined([p for p in (shorten(one.text, 160), place) if p])),
+            ]
+            shown.append(tag("tr", *cells, kind="opens" if opens and before is not None else ""))
+            before = (one.file, one.column)
+        heads = ("path", "quantity", "value", "unit", "count", "sample", "note")
+        return self.pieces.table(heads, shown, numeric=(2, 4, 5)) + self.pieces.cut(len(rows), ROWS)
