@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
+import io
 import json
 import re
 import zlib
@@ -224,7 +225,7 @@ class DataFile:
 class _Counted:
     """A stream of bytes that knows how far it is and stops at the limit of its file."""
 
-    def __init__(self, stream: BinaryIO, raw: BinaryIO, file: DataFile) -> None:
+    def __init__(self, stream: io.BufferedIOBase, raw: BinaryIO, file: DataFile) -> None:
         self._stream, self._raw, self._file = stream, raw, file
         self._ahead = b""
         self._done = 0
@@ -239,12 +240,15 @@ class _Counted:
         """Up to `size` bytes; nothing more after damage, which becomes a notice."""
         if self._ended:
             return b""
+        parts: list[bytes] = []
         try:
-            return self._stream.read(size)
+            while size > 0 and (part := self._stream.read1(size)):
+                parts.append(part)
+                size -= len(part)
         except (EOFError, zlib.error, gzip.BadGzipFile):
             self._ended = True
             self._file.tell(None, "the gzip data is damaged or cut: read up to there")
-            return b""
+        return b"".join(parts)
 
     def chunk(self, size: int = 1 << 20) -> bytes:
         """The next bytes, none at the end or behind the limit of the file."""

@@ -190,7 +190,7 @@ class Tokens:
         yield Measure(column, "repeats", float(times), "times in a row (tokens)", self._found["repeated"].samples, row,
                       line, text)  # fmt: skip
         if self._found["uneven"].samples:
-            yield self._counted(column, "uneven_lists", self.samples, "labels or mask of another length than the ids")
+            yield self._counted(column, "uneven", self.samples, "labels or mask of another length than the ids")
         yield from self._end_measures(column, lengths, longest)
         if self._masked:
             with_positions = "with position_ids" if self._positions else "without position_ids"

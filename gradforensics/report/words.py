@@ -305,7 +305,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "data_tokenizer_size": ("ids of the tokenizer", "分词器编号数"),
     "data_ids_outside": ("ids outside of the vocabulary", "超出词表的编号"),
     "data_cut_off": ("cut at the maximum length", "在最大长度处截断"),
-    "data_uneven_lists": ("lists of different lengths", "长度不一的列表"),
+    "data_uneven": ("lists of different lengths", "长度不一的列表"),
     "data_full": ("at the longest length", "达到最长长度"),
     "data_eos_held": ("with an end-of-sequence token", "含序列结束符"),
     "data_eos_last": ("end with the end-of-sequence token", "以序列结束符结尾"),

@@ -80,10 +80,10 @@ def pretrain(model: GPT2LMHeadModel, chain: Chain, steps: int = 300, lr: float =
 def fit(
     run: Path,
     model: GPT2LMHeadModel,
-    data: Tokens,
+    data: Dataset[dict[str, Tensor]],
     *,
     steps: int,
-    evaluate: Tokens | dict[str, Tokens] | None = None,
+    evaluate: Dataset[dict[str, Tensor]] | Mapping[str, Dataset[dict[str, Tensor]]] | None = None,
     console: bool = False,
     trainer_class: type[Trainer] = Trainer,
     **arguments: object,

@@ -286,27 +286,6 @@ def masks_without_a_token(evidence: Evidence, *, share: float) -> Answer:
     return [_hit(one, share=one.value, count=one.count) for one in found if one.count and one.value >= share]
 
 
-@check(needs=["settings:padding_side", "environment", "series:loss"], facts=["torch", "kind"])
-def nan_with_left_padding_in_old_torch(evidence: Evidence, *, major: float, minor: float) -> Answer:
-    """padding_side is left, torch is older than `major`.`minor`, and the loss or the gradient norm becomes NaN.
-
-    Before, scaled_dot_product_attention gave NaN for a row whose keys are all masked.
-    """
-    if str(evidence.setting("padding_side")).lower() != "left":
-        return []
-    version = next((fact.value for fact in evidence.environment or [] if fact.key == "torch"), None)
-    numbers = re.match(r"(\d+)\.(\d+)", version or "")
-    if version is None or numbers is None:
-        return Missing("environment with the version of torch")
-    if (int(numbers[1]), int(numbers[2])) >= (int(major), int(minor)):
-        return []
-    for series in (evidence.series("loss"), evidence.series("grad_norm")):
-        if series is not None and series.bad.any():
-            first = int(np.argmax(series.bad))
-            return [hit_at(series, first, torch=version, kind=series.name)]
-    return []
-
-
 # -- bad batches -------------------------------------------------------------------------------------------------------
 
 _SPIKES = ("loss", "grad_norm")
@@ -521,7 +500,6 @@ CHECKS: tuple[Check, ...] = (
     left_padded_without_positions,
     left_padding_set,
     masks_without_a_token,
-    nan_with_left_padding_in_old_torch,
     spike_at_repeated_text,
     spikes_beside_repeated_text,
     spikes_at_one_place_of_epochs,
