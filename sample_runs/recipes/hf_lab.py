@@ -38,13 +38,13 @@ class Tokens(Dataset[dict[str, Tensor]]):
         return {"input_ids": self.ids[index], "labels": self.labels[index]}
 
 
-def tiny_gpt2(vocab: int = VOCAB, seed: int = 0) -> GPT2LMHeadModel:
-    """Two layers of width 64, no dropout."""
+def tiny_gpt2(vocab: int = VOCAB, seed: int = 0, width: int = WIDTH) -> GPT2LMHeadModel:
+    """Two layers of width 64 where nothing else is said, no dropout."""
     set_seed(seed)
     config = GPT2Config(
         vocab_size=vocab,
         n_positions=2 * LENGTH,
-        n_embd=WIDTH,
+        n_embd=width,
         n_layer=2,
         n_head=4,
         resid_pdrop=0.0,
