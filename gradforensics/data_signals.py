@@ -83,7 +83,7 @@ def epoch_steps(values: np.ndarray, epochs: np.ndarray, least: int) -> list[Epoc
         return None
     medians = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=-1)
     differences = medians[places] - medians[places - width]
-    near = np.min(np.abs(places[:, None] - starts[None, :]), axis=1) < 2 * width
+    near = np.min(np.abs(places[:, None] - starts[None, :]), axis=1) < width
     rest = differences[~near]
     if len(rest) < 8:
         return None

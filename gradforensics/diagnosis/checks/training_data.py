@@ -463,9 +463,10 @@ def copies_in_data(evidence: Evidence, *, share: float, count: int) -> Answer:
 
 @check(needs=["series:loss:points>=24"], facts=["epoch", "drop", "steps", "score"])
 def loss_steps_down_at_epochs(evidence: Evidence, *, score: float, drop: float, least: int) -> Answer:
-    """The loss steps down by `drop` of its level where epochs begin, at two beginnings or more and at nearly all.
+    """The loss steps down where epochs begin: by `drop` of its level in the mean, and at three beginnings of four.
 
-    score: how many robust standard deviations of the loss's usual changes a step must have; least: points per epoch.
+    score: of all steps together (their sum over the root of their number, in robust standard deviations of the loss's
+    usual changes); least: points per epoch.
     """
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
@@ -477,13 +478,13 @@ def loss_steps_down_at_epochs(evidence: Evidence, *, score: float, drop: float, 
     steps = data_signals.epoch_steps(loss.values, loss.epochs, least)
     if steps is None or len(steps) < 2:
         return Missing("series:loss with three epochs of eight points")
-    clear = [one for one in steps if one.score >= score and one.drop >= drop]
-    if len(clear) < 2 or len(clear) < 0.75 * len(steps):
+    scores = np.array([one.score for one in steps])
+    together, mean = float(scores.sum() / np.sqrt(len(steps))), float(np.mean([one.drop for one in steps]))
+    if together < score or mean < drop or float((scores >= 1).mean()) < 0.75:
         return []
-    first = clear[0]
-    largest = max(one.drop for one in clear)
+    first = steps[0]
     epoch = float(loss.epochs[first.index])
-    return [hit_at(loss, first.index, epoch=epoch, drop=largest, steps=len(clear), score=first.score)]
+    return [hit_at(loss, first.index, epoch=epoch, drop=mean, steps=len(steps), score=together)]
 
 
 CHECKS: tuple[Check, ...] = (
