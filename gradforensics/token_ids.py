@@ -56,9 +56,8 @@ def longest_repeats(keys: np.ndarray, owners: np.ndarray, texts: int) -> Repeats
     times[owners] = 1
     lengths = np.ones(texts, dtype=np.int64)
     starts = np.zeros(texts, dtype=np.int64)
-    if len(owners):
-        first, where = np.unique(owners, return_index=True)
-        starts[first] = where
+    where = np.flatnonzero(np.diff(owners, prepend=-1) != 0)
+    starts[owners[where]] = where
     for length in range(1, LONGEST_NGRAM + 1):
         at, counts = _runs(mixed, length)
         found = counts // length + 1
