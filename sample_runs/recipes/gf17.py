@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import data_lab
@@ -30,7 +30,7 @@ def lines(docs: Sequence[Document], *, whole: dict[int, str] | None = None) -> l
 def run_of(
     run: Path,
     docs: list[Document],
-    texts: Sequence[dict[str, object]],
+    texts: Sequence[Mapping[str, object]],
     order: Callable[[int], Sequence[int]] | None = None,
     steps: int = STEPS,
     **facts: object,

@@ -31,7 +31,9 @@ def test_samples_in_the_run_directory_are_audited_and_the_log_is_read(run):
     pl.DataFrame({"input_ids": [[1, 2, 3]] * 4}).write_parquet(run / "tokens.parquet")
     (evidence,) = gather([run])
     assert files_of(evidence) == ["sft.jsonl", "tokens.parquet"]
-    assert len(evidence.series("loss")) == 39
+    loss = evidence.series("loss")
+    assert loss is not None
+    assert len(loss) == 39
     readers = {source.path: source.reader for source in evidence.sources}
     assert readers["sft.jsonl"] == training_data.READER
 
