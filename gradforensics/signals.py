@@ -98,6 +98,36 @@ def first_run(mask: np.ndarray, length: int) -> int | None:
     return int(found[0]) if len(found) else None
 
 
+def levels_around(steps: np.ndarray, values: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Level of a positive series around given steps, and how fast it changes there; both float64 (len(at),).
+
+    The level is the geometric mean of the medians before (the step itself included) and after, each over a quarter of
+    the distance between two of the given steps, one point at least: a log that averages over its last window stands for
+    the middle of that window. The change is |ln(after / before)|. Where nothing follows, the points before and those
+    before them are taken. NaN where there is nothing before.
+    """
+    levels, changes = np.full(len(at), np.nan), np.full(len(at), np.nan)
+    if not len(steps):
+        return levels, changes
+    reach = float(np.median(np.diff(at))) / 4 if len(at) > 1 else 0.0
+    ends = np.searchsorted(steps, at, side="right")
+    for i, (place, end) in enumerate(zip(at.tolist(), ends.tolist(), strict=True)):
+        if not end:
+            continue
+        first = min(end - 1, int(np.searchsorted(steps, place - reach, side="right")))
+        last = max(end + 1, int(np.searchsorted(steps, place + reach, side="right")))
+        before = float(np.median(values[first:end]))
+        if end < len(steps):
+            after = float(np.median(values[end:last]))
+            levels[i] = math.sqrt(before * after)
+            changes[i] = abs(math.log(after / before))
+        else:
+            levels[i] = before
+            earlier = values[max(0, 2 * first - end) : first]
+            changes[i] = abs(math.log(before / float(np.median(earlier)))) if len(earlier) else math.inf
+    return levels, changes
+
+
 @dataclass(frozen=True, slots=True)
 class Departure:
     """A loss that was at its best and left that level until the end of the record.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from gradforensics.diagnosis.checks import (
     dynamics,
+    batch_size,
+    clipping,
     evaluation,
     finiteness,
     index_errors,
@@ -11,6 +13,7 @@ from gradforensics.diagnosis.checks import (
     loss,
     messages,
     precision,
+    objective,
     replay,
     scaling,
     weights,
@@ -24,6 +27,8 @@ from gradforensics.diagnosis.vocabulary import Check
 
 _MODULES = (
     dynamics,
+    batch_size,
+    clipping,
     evaluation,
     finiteness,
     index_errors,
@@ -31,6 +36,7 @@ _MODULES = (
     loss,
     messages,
     precision,
+    objective,
     replay,
     scaling,
     weights,

@@ -252,6 +252,15 @@ def _as_long(evidence: Evidence, name: str, loss: Series) -> bool:
     return other is not None and 2 * len(other) >= len(loss)
 
 
+def parts_of_loss(evidence: Evidence, loss: Series) -> list[str]:
+    """Names of other losses that were logged beside this one: then it may be a sum of terms."""
+    return [
+        n
+        for n in evidence.names("train")
+        if n not in ("loss", "loss_scale") and "loss" in n and _as_long(evidence, n, loss)
+    ]
+
+
 @check(needs=["series:loss:points>=20"], facts=["start", "chance", "level", "vocabulary"])
 def starts_worse_than_chance(
     evidence: Evidence,
@@ -274,11 +283,7 @@ def starts_worse_than_chance(
         return loss
     if not predicts_tokens(evidence):
         return Missing("settings:vocab_size")
-    parts = [
-        n
-        for n in evidence.names("train")
-        if n not in ("loss", "loss_scale") and "loss" in n and _as_long(evidence, n, loss)
-    ]
+    parts = parts_of_loss(evidence, loss)
     if parts:
         return Missing(f"a loss that is one mean over tokens (this one has parts: {', '.join(parts[:3])})")
     vocabulary = evidence.number("vocab_size")
