@@ -139,7 +139,7 @@ def _of_tokens(norm: Series, tokens: float | None) -> GradientUnit | None:
     level = float(np.median(norm.values))
     if tokens is None or tokens < _LARGE or level < _LARGE or not _is_steady(norm):
         return None
-    if _ORDINARY[0] <= level / tokens <= 1.0:
+    if _ORDINARY[0] <= level / tokens <= _ORDINARY[1] / 10:
         return GradientUnit("tokens", level, tokens)
     return None
 
