@@ -110,12 +110,11 @@ def levels_around(steps: np.ndarray, values: np.ndarray, at: np.ndarray) -> tupl
     if not len(steps):
         return levels, changes
     reach = float(np.median(np.diff(at))) / 4 if len(at) > 1 else 0.0
-    ends = np.searchsorted(steps, at, side="right")
-    for i, (place, end) in enumerate(zip(at.tolist(), ends.tolist(), strict=True)):
+    places = [np.searchsorted(steps.astype(float), at + shift, side="right").tolist() for shift in (-reach, 0.0, reach)]
+    for i, (from_place, end, to_place) in enumerate(zip(*places, strict=True)):
         if not end:
             continue
-        first = min(end - 1, int(np.searchsorted(steps, place - reach, side="right")))
-        last = max(end + 1, int(np.searchsorted(steps, place + reach, side="right")))
+        first, last = min(end - 1, from_place), max(end + 1, to_place)
         before = float(np.median(values[first:end]))
         if end < len(steps):
             after = float(np.median(values[end:last]))

@@ -32,6 +32,7 @@ from lab import (
     write_json,
 )
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
 VOCAB = 384
@@ -109,7 +110,7 @@ def summed_over_ranks(run: Path) -> None:
     write_json(run / "config.json", plain_config(learning_rate=LR, lr_scheduler_type="constant", **facts))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(of_one_rank, args=(folder, str(run)), nprocs=RANKS)  # type: ignore[no-untyped-call]
+        spawn(of_one_rank, args=(folder, str(run)), nprocs=RANKS)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def token_sum(logits: Tensor, tokens: Tensor) -> Tensor:

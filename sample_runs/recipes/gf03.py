@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from accumulation_lab import LR, WARMUP, Accumulation
 from accumulation_lab import train as accumulate
 from lab import Chain, Sample, beginning, json_lines, main, plain_config, write_json
+from torch import Tensor, nn
 from transformers import Trainer
 
 STEPS = 200
@@ -20,13 +20,13 @@ MICRO_BATCHES = 8
 class Summing(Trainer):
     """A compute_loss that ignores num_items_in_batch, of a model that accepts it: nobody divides."""
 
-    def compute_loss(  # type: ignore[override]  # the Trainer's own signature allows more kinds of inputs
+    def compute_loss(
         self,
-        model: Any,
-        inputs: Mapping[str, Any],
+        model: nn.Module,
+        inputs: dict[str, Tensor | Any],
         return_outputs: bool = False,
-        num_items_in_batch: Any = None,  # noqa: ARG002  # ignoring it is the fault
-    ) -> Any:
+        num_items_in_batch: Tensor | int | None = None,  # noqa: ARG002  # ignoring it is the fault
+    ) -> Tensor | tuple[Tensor, Any]:
         """Mean loss of this micro-batch."""
         outputs = model(**inputs)
         return (outputs.loss, outputs) if return_outputs else outputs.loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -69,19 +70,21 @@ def epochs_of(data: Tensor, size: int, log: Log, *, first: int, steps: int, stat
         optimizer.step()
         seen += size / len(data)
         log({"step": step, "epoch": f"{seen:.4f}", "loss": loss.item(), "grad_norm": norm, "lr": current_lr(optimizer)})
-    state.update(model=model.state_dict(), optimizer=optimizer.state_dict(), epoch=seen)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state.update(model=weights, optimizer=copy.deepcopy(optimizer.state_dict()), epoch=seen)
 
 
 def fewer_ranks_after_resume(run: Path) -> None:
-    """Stopped at step 120 and resumed with half the sequences per step, as after a start on half the GPUs."""
+    """Stopped at step 120 and resumed from step 110 with half the sequences per step, as on half the GPUs."""
     data = Chain.make().sample(np.random.default_rng(1), count=1600)
     facts = {"per_device_train_batch_size": 4, "max_steps": 2 * 120, "warmup_steps": 0, "learning_rate": LR}
     write_json(run / "config.json", plain_config(lr_scheduler_type="constant", **facts))
     state: dict[str, object] = {}
     with console(run / "train.log") as log:
-        epochs_of(data, 16, log, first=1, steps=120, state=state)
-        print("Resuming from checkpoint at step 120")
-        epochs_of(data, 8, log, first=121, steps=120, state=state)
+        epochs_of(data, 16, log, first=1, steps=110, state=state)
+        epochs_of(data, 16, log, first=111, steps=10, state=dict(state))
+        print("Resuming from checkpoint at step 110")
+        epochs_of(data, 8, log, first=111, steps=130, state=state)
         print("Training completed")
 
 
@@ -153,7 +156,7 @@ SAMPLES = (
         "gf19-changed-on-resume",
         "gf19",
         fewer_ranks_after_resume,
-        "resumed at step 120 with half the sequences per step",
+        "resumed from step 110 with half the sequences per step",
         case="GF19",
         variant="changed-on-resume",
         primary="",

@@ -21,6 +21,7 @@ _NOT_DESCENDING = re.compile(
 )
 _TRAINER_READERS = frozenset({"hf-trainer-state", "llamafactory-log"})
 _TOKEN_SETTINGS = ("vocab_size", "unigram_entropy")
+_TOKEN_LOSS = re.compile(r"(?:^|[/_. ])m?lm[ _]loss$", re.IGNORECASE)
 _TOKEN_MODELS = re.compile(r"CausalLM|LMHead|ConditionalGeneration|MaskedLM|CAUSAL_LM|SEQ_2_SEQ_LM")
 
 
@@ -238,7 +239,7 @@ def predicts_tokens(evidence: Evidence) -> bool:
         return not architectures or bool(_TOKEN_MODELS.search(architectures))
     if _TOKEN_MODELS.search(f"{evidence.setting('task_type')} {evidence.setting('architectures')}"):
         return True
-    return of_trainer(evidence)
+    return of_trainer(evidence) or any(_TOKEN_LOSS.search(key.tag) for key in evidence.keys("loss"))
 
 
 def of_trainer(evidence: Evidence) -> bool:
@@ -295,9 +296,11 @@ def starts_worse_than_chance(
     quarter = len(loss) // 4
     early = float(np.median(loss.values[quarter - width : quarter + width]))
     level = float(np.median(loss.values[-2 * width :]))
+    if abs(early - level) > drift * level:  # it learns on: no wrong labels, whatever the vocabulary
+        return []
     low = park * math.log(vocabulary or usual_vocabulary)
     over = start > (excess * chance if vocabulary else chance) and start < most * chance
-    if not over or not low <= level < chance or abs(early - level) > drift * level:
+    if not over or not low <= level < chance:
         # a start below the ln V of every vocabulary may still lie above the ln V of this one
         return [] if over or vocabulary else Missing("settings:vocab_size")
     return [hit_at(loss, 0, start=start, chance=chance, level=level, vocabulary=vocabulary)]

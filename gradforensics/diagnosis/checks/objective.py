@@ -14,6 +14,7 @@ from gradforensics.tables import Evidence, Phase, Series
 
 _SETTLED = 0.25  # |ln| of the change of the training loss around an evaluation beyond which no ratio is read
 _CONSTANT = 0.1  # standard deviation of ln(train / eval); healthy public runs 0.004 to 0.05, overfitting ones 0.4 to 2
+_MANY = 1000  # evaluations beyond which only some are compared
 _BITS = 1.0 / math.log(2.0)  # bits per nat
 _LEAST_NATS = 0.1  # below it a rounded perplexity says too little of its logarithm
 _LEAST_VOCABULARY = 256  # below it V lies too close to ln V times a few
@@ -24,8 +25,10 @@ def _positive(series: Series | None) -> Series | None:
     """The finite points above 0, None where there are none."""
     if series is None:
         return None
-    kept = series.where(series.finite & (series.values > 0))
-    return kept if len(kept) else None
+    kept = series.finite & (series.values > 0)
+    if not kept.any():
+        return None
+    return series if kept.all() else series.where(kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Ratios:
     """Training loss over evaluation loss wherever the training loss stands still enough to be compared.
 
     typical: their median; spread: standard deviation of their logarithms; held_out: the evaluations compared;
-    eval_range: the largest of them over the smallest.
+    eval_range: the largest of all evaluations over the smallest.
     """
 
     loss: Series
@@ -44,26 +47,34 @@ class Ratios:
 
 
 def _ratios(evidence: Evidence, evals: int) -> Ratios | Missing:
-    return evidence.once(("train/eval", evals), lambda: _compare(evidence, evals))
+    """The ratios of the run, from at least so many evaluations."""
+    found = evidence.once("train/eval", lambda: _compare(evidence))
+    if isinstance(found, Missing):
+        return found
+    if found is None or len(found.held_out) < evals:
+        return Missing(f"series:eval/loss:points>={evals}")
+    return found
 
 
-def _compare(evidence: Evidence, evals: int) -> Ratios | Missing:
+def _compare(evidence: Evidence) -> Ratios | Missing | None:
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
     train, held_out = _positive(loss), _positive(evidence.series("loss", "eval"))
     if train is None:
         return Missing("series:loss")
-    if held_out is None or len(held_out) < evals or train.step_unit != held_out.step_unit:
-        return Missing(f"series:eval/loss:points>={evals}")
+    if held_out is None or train.step_unit != held_out.step_unit:
+        return None
+    if len(held_out) > _MANY:
+        held_out = held_out.where(np.arange(len(held_out)) % -(-len(held_out) // _MANY) == 0)
     levels, change = signals.levels_around(train.steps, train.values, held_out.steps)
     settled = change < _SETTLED
-    if int(settled.sum()) < evals:
-        return Missing("evaluations while the training loss is settled")
+    if not settled.any():
+        return None
     logs = np.log(levels[settled] / held_out.values[settled])
-    compared = held_out.where(settled)
-    wide = float(compared.values.max() / compared.values.min())
-    return Ratios(train, compared, float(math.exp(np.median(logs))), float(np.std(logs)), wide)
+    wide = float(held_out.values.max() / held_out.values.min())
+    typical, spread = float(math.exp(np.median(logs))), float(np.std(logs))
+    return Ratios(train, held_out.where(settled), typical, spread, wide)
 
 
 def _multiples(evidence: Evidence, of: str) -> list[tuple[int, str]] | Missing:
@@ -171,6 +182,10 @@ class Start:
 
 
 def _start(evidence: Evidence) -> Start | Missing:
+    return evidence.once("start", lambda: _begun(evidence))
+
+
+def _begun(evidence: Evidence) -> Start | Missing:
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
