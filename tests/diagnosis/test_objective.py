@@ -12,7 +12,7 @@ from gradforensics.diagnosis.vocabulary import Missing
 
 K8 = {"gradient_accumulation_steps": 8}
 OF_EVAL = {"of": "accumulation", "least": 4.0, "tolerance": 0.1, "evals": 2, "record": "any"}
-FLOOR = {"floor": 0.3, "start": 0.6, "least_vocabulary": 1000.0, "epoch": 1.0, "part": 0.05}
+FLOOR = {"floor": 0.3, "start": 0.85, "most": 1.15, "least_vocabulary": 1000.0, "epoch": 1.0, "part": 0.05}
 SATURATED = {"share": 0.9, "depth": 2.0, "points": 20, "warmup": 0.05, "exact": 1e-3}
 
 
@@ -132,6 +132,8 @@ def test_a_perplexity_logged_as_the_loss():
     [
         ({"loss": "decay(10.8, 0.01, 100)"}, {"vocab_size": 64}),  # a synthetic task
         ({"loss": "decay(3.0, 0.01, 100)"}, {"vocab_size": 50257}),  # fine-tuning
+        ({"loss": "decay(22.0, 0.01, 100)"}, {"vocab_size": 50257}),  # a confident model that learns other words
+        ({"loss": "decay(10.8, 0.01, 100)"}, {"vocab_size": 50257, "peft_type": "LORA"}),
         ({"loss": "decay(10.8, 0.01, 100)", "eval/loss": "4.0*100"}, {"vocab_size": 50257}),  # learnt by heart
         ({"loss": "decay(10.8, 0.01, 60) 9.0*40"}, {"vocab_size": 50257}),  # does not stay
     ],

@@ -317,11 +317,12 @@ def starts_in_other_units(evidence: Evidence, *, low: float, high: float) -> Ans
 
 @check(needs=["series:loss:points>=20"], facts=["level", "floor", "start", "chance", "epoch"])
 def falls_below_floor(
-    evidence: Evidence, *, floor: float, start: float, least_vocabulary: float, epoch: float, part: float
+    evidence: Evidence, *, floor: float, start: float, most: float, least_vocabulary: float, epoch: float, part: float
 ) -> Answer:
     """From a start near ln V the loss falls below `floor` within the first epoch, and stays there (detector D16).
 
-    start: the least first loss, in ln V: a model that was trained before may begin anywhere; least_vocabulary: smaller
+    start, most: band of the first loss, in ln V, that shows training from scratch: a model that was trained before may
+    begin anywhere, and an adapter or an encoder-decoder may answer with a few easy words; least_vocabulary: smaller
     ones belong to synthetic tasks that can be solved; epoch: up to which no sample was seen twice; part: of the planned
     steps, where no epochs are known. An evaluation loss that stays above the floor acquits: a model that has learnt its
     samples by heart shows none of it there, a leak does.
@@ -329,7 +330,9 @@ def falls_below_floor(
     begun = _start(evidence)
     if isinstance(begun, Missing):
         return begun
-    if begun.vocabulary < least_vocabulary or begun.ratio < start:
+    if evidence.setting("peft_type") is not None or "ConditionalGeneration" in str(evidence.setting("architectures")):
+        return []
+    if begun.vocabulary < least_vocabulary or not start <= begun.ratio <= most:
         return []
     loss = begun.loss
     level = signals.rolling_median(loss.values, 5)
