@@ -15,6 +15,7 @@ from gradforensics.diagnosis.checks import (
     precision,
     objective,
     replay,
+    resume,
     scaling,
     weights,
     recipe,
@@ -22,6 +23,7 @@ from gradforensics.diagnosis.checks import (
     scaling,
     software,
     training_data,
+    schedule,
 )
 from gradforensics.diagnosis.vocabulary import Check
 
@@ -38,6 +40,7 @@ _MODULES = (
     precision,
     objective,
     replay,
+    resume,
     scaling,
     weights,
     recipe,
@@ -45,6 +48,7 @@ _MODULES = (
     scaling,
     software,
     training_data,
+    schedule,
 )
 CHECKS: dict[str, Check] = {check.name: check for module in _MODULES for check in module.CHECKS}
 if len(CHECKS) != sum(len(module.CHECKS) for module in _MODULES):

@@ -1,29 +1,35 @@
-"""Checks on the learning rate: its size, and the schedule it follows."""
+"""Checks on the size of the learning rate: none, too little to move the loss, more than published recipes use."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from gradforensics import signals
 from gradforensics.diagnosis.checks.loss import descending_loss, parked
-from gradforensics.diagnosis.schedules import Schedule, declared, worst_departure
-from gradforensics.diagnosis.vocabulary import Answer, Check, Missing, check, hit_at
+from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
-_ADAM = re.compile(r"adam|lamb|adafactor", re.IGNORECASE)
+_ADAM = re.compile(r"adam|lamb|adafactor|\blion", re.IGNORECASE)
+_LION = re.compile(r"lion", re.IGNORECASE)
 _RATE = re.compile(r"(?:.*/)?(?:lr|learning_rate)\b|(?:.*/)?lr[-_]", re.IGNORECASE)
-_CYCLIC = re.compile(r"restart|cycl|sgdr|plateau|one_?cycle", re.IGNORECASE)
-_STILL = 1e-6  # relative; float32 rates that a log prints from one and the same number differ by less
-_BEYOND = 1.1  # a run that ends where the faster schedule ends may simply count its steps in another unit
-_MOST_STEPS = 256  # accumulation steps, processes or batches per epoch that a wrong stepping is looked for
+_NO_RATE_YET = "no learning rate before the first step"
+_CLASSES = ("num_classes", "num_labels", "n_classes", "nb_classes", "num_class")
+# Settings that name a run, a place or a machine: two runs that differ in them alone did the same.
+_NAMING = re.compile(
+    r"(?:^|[._])(?:name|dir|path|file|folder|output|logdir|project|group|tags?|notes|id|host|port|timestamp|date|time|"
+    r"resume\w*|report_to|exp|experiment|run|save\w*|logging\w*|version)$|_(?:dir|path|name|file|id|to)$|^_",
+    re.IGNORECASE,
+)
+_FEWEST = 3  # shared settings without which two configurations cannot be said to agree
 
 
-def _rates(evidence: Evidence, *, steps: bool = False) -> Series | Missing:
+def rates(evidence: Evidence, *, steps: bool = False) -> Series | Missing:
     """The finite learning rates; with `steps` only where the log counts optimizer steps."""
     lr = evidence.series("lr")
     if lr is None or not len(lr.good):
@@ -36,15 +42,17 @@ def _rates(evidence: Evidence, *, steps: bool = False) -> Series | Missing:
 @check(needs=["series:lr:points>=10"], facts=["points", "share"])
 def lr_identically_zero(evidence: Evidence, *, share: float) -> Answer:
     """Every logged learning rate, of every parameter group, is exactly 0, over `share` of the run or more."""
-    lr = _rates(evidence)
+    lr = rates(evidence)
     if isinstance(lr, Missing):
         return lr
     if any((evidence.frames[key].frame["value"] != 0).any() for key in evidence.keys("lr")):
         return []
-    if _another_group_trains(evidence, lr):
+    if another_group_trains(evidence, lr):
         return []
     if lr.resolution > 0:
         return Missing("series:lr with more digits (it is printed as 0 to the last digit)")
+    if any(e.data.get("about") == _NO_RATE_YET for e in evidence.events_of("warning")):
+        return Missing("series:lr after the first step (the log shows 0 in place of a rate that is not known yet)")
     span = evidence.steps or (0, 0)
     covered = (float(lr.steps[-1] - lr.steps[0]) / (span[1] - span[0])) if span[1] > span[0] else 1.0
     if covered < share:
@@ -52,47 +60,187 @@ def lr_identically_zero(evidence: Evidence, *, share: float) -> Answer:
     return [hit_at(lr, 0, points=len(lr), share=covered)]
 
 
-@check(needs=["series:loss:points>=20", "series:lr"], facts=["peak", "change", "level"])
-def stands_still_at_tiny_lr(evidence: Evidence, *, tiny: float, change: float, errors: float) -> Answer:
-    """The loss does not move over the whole record, and the learning rate never exceeds `tiny` (and is not 0).
+def another_group_trains(evidence: Evidence, lr: Series) -> bool:
+    """Whether the rate of another parameter group is above 0 at the end: groups may be frozen on purpose."""
+    for key, stored in evidence.frames.items():
+        if _RATE.match(key.tag) and (key.tag, key.source) != (lr.tag, lr.source) and key.phase == "train":
+            last = stored.frame.filter(pl.col("step") >= int(lr.steps[-1]))["value"].drop_nulls()
+            if len(last) and float(last[-1]) > 0:
+                return True
+    return False
 
-    change: improvement from the first to the last tenth, as a fraction of the level, that still counts as standing
-    still; errors: so does one within so many standard errors.
+
+def _still(loss: Series, change: float, errors: float) -> float | None:
+    """Change of the loss from its first to its last tenth as a fraction of its level, None where it moves.
+
+    change: the fraction that still counts as standing still; errors: so does one within so many standard errors.
     """
-    loss, lr = descending_loss(evidence), _rates(evidence)
-    if isinstance(loss, Missing) or isinstance(lr, Missing):
-        return loss if isinstance(loss, Missing) else lr  # type: ignore[return-value]  # one of them is Missing
-    peak = float(lr.values.max())
-    if not 0 < peak <= tiny:
-        return []
     level = float(np.median(loss.values))
     part = max(5, len(loss) // 10)
     fallen = float(np.median(loss.values[:part]) - np.median(loss.values[-part:]))
     # the median of k points of normal noise has a standard error of sqrt(pi / 2k) sd; two of them are compared
     doubt = signals.noise_sd(loss.values) * math.sqrt(math.pi / part)
     moved = fallen / max(abs(level), 1e-12)
-    if abs(moved) > change and abs(fallen) > errors * doubt:
+    return None if abs(moved) > change and abs(fallen) > errors * doubt else -moved
+
+
+def _stands_still(evidence: Evidence, tiny: float, change: float, errors: float) -> tuple[Series, float] | Answer:
+    """(loss, its change) of a loss that stands still under rates of at most `tiny`; else what the check is to answer."""
+    loss = descending_loss(evidence)
+    if isinstance(loss, Missing):
+        return loss
+    moved = _still(loss, change, errors)
+    if moved is None:
         return []  # it falls, or it rises: either way the parameters move
-    return [hit_at(loss, 0, peak=peak, change=-moved, level=level)]
+    lr = rates(evidence)
+    if isinstance(lr, Missing):
+        return lr
+    peak = float(lr.values.max())
+    if not 0 < peak <= tiny:
+        return []
+    middle = float(lr.values[len(lr) // 2])
+    if lr.values[-1] == peak and middle < 0.9 * peak and bool((np.diff(lr.values) >= 0).all()):
+        return Missing("a record that goes beyond the warm-up of the learning rate")
+    return loss, moved
 
 
-def _recipe_bound(evidence: Evidence, lora: float, pretrain: float, width: float) -> float | Missing:
-    """The largest rate of published recipes: `lora` for adapters, else `pretrain` x sqrt(`width` / hidden size)."""
+@check(needs=["series:loss:points>=20"], facts=["peak", "change", "level"])
+def stands_still_at_tiny_lr(evidence: Evidence, *, tiny: float, change: float, errors: float) -> Answer:
+    """The loss does not move over the whole record, and the learning rate never exceeds `tiny` (and is not 0).
+
+    A loss that moves acquits whatever the rate is. change, errors: improvement from the first to the last tenth that
+    still counts as standing still, as a fraction of the level and in standard errors.
+    """
+    found = _stands_still(evidence, tiny, change, errors)
+    if not isinstance(found, tuple):
+        return found
+    loss, moved = found
+    return [hit_at(loss, 0, peak=_peak(evidence), change=moved, level=float(np.median(loss.values)))]
+
+
+def _peak(evidence: Evidence) -> float:
+    lr = rates(evidence)
+    return 0.0 if isinstance(lr, Missing) else float(lr.values.max())
+
+
+@check(needs=["series:loss:points>=50", "series:lr"], facts=["peak", "level", "chance", "classes"])
+def stays_at_chance_at_tiny_lr(evidence: Evidence, *, tiny: float, change: float, errors: float, near: float) -> Answer:
+    """As stands_still_at_tiny_lr, and the loss lies within `near` of ln of the vocabulary or of the classes.
+
+    At a usual rate such a plateau has other causes (a cut graph, dead units, random labels, a rate that is too high);
+    the rate is what separates them.
+    """
+    count = next((n for key in ("vocab_size", *_CLASSES) if (n := evidence.number(key)) is not None and n >= 2), None)
+    if count is None:
+        return Missing("settings:vocab_size")
+    found = _stands_still(evidence, tiny, change, errors)
+    if not isinstance(found, tuple):
+        return found
+    loss, _ = found
+    level, chance = float(np.median(loss.values)), math.log(count)
+    if abs(level / chance - 1) > near:
+        return []
+    return [hit_at(loss, 0, peak=_peak(evidence), level=level, chance=chance, classes=count)]
+
+
+@check(
+    needs=["series:loss:points>=20", "series:lr", "baseline:series:loss:points>=20", "baseline:series:lr"],
+    facts=["peak", "level", "reference", "reference_lr"],
+)
+def stays_above_baseline_at_lower_lr(evidence: Evidence, *, lower: float, part: float, gap: float) -> Answer:
+    """The loss covers less than `part` of the way that the baseline's covers in as many steps, at a rate `lower` times.
+
+    gap: of the baseline's level by which the run must stay above it. Both must start at the same level (within `gap`).
+    """
+    pair = _pair(evidence)
+    if isinstance(pair, Missing):
+        return pair
+    loss, other, peak, reference_lr = pair
+    start, other_start = _level(loss, 0), _level(other, 0)
+    end, other_end = _level(loss, -1), _level(other, -1)
+    scale = max(abs(other_end), 1e-12)
+    if peak > lower * reference_lr or abs(start - other_start) > gap * scale or end - other_end <= gap * scale:
+        return []
+    if start - end >= part * (other_start - other_end):
+        return []
+    return [hit_at(loss, 0, peak=peak, level=end, reference=other_end, reference_lr=reference_lr)]
+
+
+def _pair(evidence: Evidence) -> tuple[Series, Series, float, float] | Missing:
+    """(loss, the baseline's loss, both up to the last step of the shorter, and the peak rates of the two)."""
+    if evidence.baseline is None:
+        return Missing("baseline:series:loss:points>=20")
+    mine, other = descending_loss(evidence), descending_loss(evidence.baseline)
+    lr, other_lr = rates(evidence), rates(evidence.baseline)
+    if isinstance(mine, Missing) or isinstance(lr, Missing):
+        return mine if isinstance(mine, Missing) else lr  # type: ignore[return-value]  # one of them is Missing
+    if isinstance(other, Missing) or isinstance(other_lr, Missing):
+        return Missing("baseline:series:loss:points>=20", "baseline:series:lr")
+    last = min(int(mine.steps[-1]), int(other.steps[-1]))
+    mine, other = mine.where(mine.steps <= last), other.where(other.steps <= last)
+    if min(len(mine), len(other)) < 10:
+        return Missing("baseline:series:loss over the same steps")
+    return mine, other, float(lr.values.max()), float(other_lr.values.max())
+
+
+def _level(loss: Series, end: int) -> float:
+    """Median of the first (end 0) or last (end -1) twentieth of a loss, five points at least."""
+    part = max(5, len(loss) // 20)
+    return float(np.median(loss.values[:part] if end == 0 else loss.values[-part:]))
+
+
+def is_adam(evidence: Evidence) -> bool:
+    """Whether the optimizer normalises its steps as Adam does."""
+    return bool(_ADAM.search(str(evidence.setting("optim") or "")))
+
+
+class Recipe(NamedTuple):
+    """Largest rates of published recipes for Adam-like optimizers.
+
+    lora: for adapters; full: for full fine-tuning of a model of hidden size `large` or more; pretrain: from scratch at
+    hidden size `width`, falling with its root; lion: part of these rates that Lion takes.
+    """
+
+    lora: float
+    full: float
+    large: float
+    pretrain: float
+    width: float
+    lion: float
+
+
+def recipe_bound(evidence: Evidence, recipe: Recipe) -> float | Missing:
+    """The largest rate of published recipes for the optimizer and the size of the model."""
     optimizer, hidden = str(evidence.setting("optim")), evidence.number("hidden_size")
     if not _ADAM.search(optimizer):
         return Missing(f"a bound for the optimizer {optimizer!r}")
+    part = recipe.lion if _LION.search(optimizer) else 1.0
     if evidence.setting("peft_type"):
-        return lora
-    return pretrain * float(np.sqrt(width / hidden)) if hidden and hidden > 0 else Missing("settings:hidden_size")
+        return part * recipe.lora
+    if not hidden or hidden <= 0:
+        return Missing("settings:hidden_size")
+    if hidden >= recipe.large and _starts_trained(evidence):
+        return part * recipe.full
+    return part * recipe.pretrain * math.sqrt(recipe.width / hidden)
+
+
+def _starts_trained(evidence: Evidence) -> bool:
+    """Whether the loss begins where only a model that was trained before can begin: below half of ln V."""
+    loss, vocabulary = evidence.series("loss"), evidence.number("vocab_size")
+    if loss is None or not len(loss.good) or vocabulary is None or vocabulary < 2:
+        return False
+    return float(np.median(loss.good.values[:3])) < 0.5 * math.log(vocabulary)
 
 
 @check(needs=["series:lr", "settings:optim", "series:loss"], facts=["peak", "bound", "optimizer"])
-def lr_above_recipe(evidence: Evidence, *, lora: float, pretrain: float, width: float) -> Answer:
-    """An Adam-like optimizer runs above the bound of published recipes.
+def lr_above_recipe(
+    evidence: Evidence, *, lora: float, full: float, large: float, pretrain: float, width: float, lion: float
+) -> Answer:
+    """An Adam-like optimizer runs above the bound of published recipes, whose arguments are those of Recipe.
 
     Declared to read the loss too: a large rate alone is no evidence of harm, and so never confirms a sign of the loss.
     """
-    lr, bound = _rates(evidence), _recipe_bound(evidence, lora, pretrain, width)
+    lr, bound = rates(evidence), recipe_bound(evidence, Recipe(lora, full, large, pretrain, width, lion))
     if isinstance(lr, Missing):
         return lr
     if isinstance(bound, Missing):
@@ -109,14 +257,20 @@ def lr_above_recipe(evidence: Evidence, *, lora: float, pretrain: float, width: 
     facts=["level", "entropy", "chance", "peak_lr", "bound"],
 )
 def parks_at_unigram_above_recipe(
-    evidence: Evidence, *, tolerance: float, share: float, lora: float, pretrain: float, width: float
+    evidence: Evidence,
+    *,
+    tolerance: float,
+    share: float,
+    lora: float,
+    full: float,
+    large: float,
+    pretrain: float,
+    width: float,
+    lion: float,
 ) -> Answer:
-    """As parks_at_unigram, at a learning rate above every published recipe for this optimizer and width."""
-    found, lr, bound = (
-        parked(evidence, tolerance, share),
-        _rates(evidence),
-        _recipe_bound(evidence, lora, pretrain, width),
-    )
+    """As parks_at_unigram, at a learning rate above every published recipe for this optimizer (see Recipe)."""
+    recipe = Recipe(lora, full, large, pretrain, width, lion)
+    found, lr, bound = parked(evidence, tolerance, share), rates(evidence), recipe_bound(evidence, recipe)
     if isinstance(found, Missing) or not found:
         return found
     if isinstance(lr, Missing):
@@ -127,220 +281,93 @@ def parks_at_unigram_above_recipe(
     return [replace(hit, facts={**hit.facts, "peak_lr": peak, "bound": bound}) for hit in found] if peak > bound else []
 
 
-def _declared_and_rates(evidence: Evidence) -> tuple[Schedule, Series] | Missing:
-    lr, schedule = _rates(evidence, steps=True), declared(evidence)
-    if isinstance(lr, Missing):
-        return lr
-    return Missing(*schedule) if isinstance(schedule, list) else (schedule, lr)
-
-
-def _departs(schedule: Schedule, lr: Series, tolerance: float, share: float, speed: float = 1.0) -> np.ndarray | None:
-    """bool (n,): the points off the schedule, or None where no more than `share` of them are."""
-    off = worst_departure(schedule, lr.steps, lr.values, speed) > tolerance
-    return off if float(off.mean()) > share else None
-
-
-def _best_speed(schedule: Schedule, lr: Series, tolerance: float, share: float) -> float | None:
-    """The factor at which the schedule was stepped too fast or too slowly, or None where none explains the log."""
-    few = lr.where(np.isin(np.arange(len(lr)), np.linspace(0, len(lr) - 1, 400).astype(int)))
-    fits = [
-        (float(np.mean(worst_departure(schedule, few.steps, few.values, speed))), speed)
-        for k in range(2, _MOST_STEPS + 1)
-        for speed in (float(k), 1.0 / k)
-    ]
-    best = min(fits)[1]
-    if _departs(schedule, lr, tolerance, share, best) is not None:
-        return None
-    # a speed is read off the decay; a warm-up alone fits any that is fast enough
-    decaying = schedule.at(lr.steps, best)[lr.steps * best >= schedule.warmup]
-    moved = float(np.ptp(decaying)) if len(decaying) else 0.0
-    return best if schedule.shape != "constant" and (best < 1 or moved > 0.1 * schedule.peak) else None
-
-
 @check(
-    needs=["series:lr:points>=10", "settings:lr_scheduler_type", "settings:max_steps", "settings:learning_rate"],
-    facts=["scheduler", "speed", "slowness", "departure"],
+    needs=["series:loss:points>=60", "series:lr:points>=60"], facts=["gained", "gained_late", "peak", "level", "end"]
 )
-def schedule_warped(evidence: Evidence, *, tolerance: float, share: float, direction: str) -> Answer:
-    """The learning rate follows the declared schedule, stepped k times too often (`faster`) or too rarely (`slower`).
+def improves_only_after_decay(evidence: Evidence, *, high: float, most: float, gain: float, errors: float) -> Answer:
+    """Hardly anything is learned while the rate is high, and nearly everything once it has decayed.
 
-    tolerance: fraction of the peak; share: part of the points that may lie outside it (detector D17).
+    high: part of the peak that counts as high; at least 40 % of the points after the warm-up must lie there and 20 %
+    below. most: part of the whole improvement made there at most; gain, errors: the least whole improvement, as a
+    fraction of the level and in standard deviations of the noise.
     """
-    both = _declared_and_rates(evidence)
-    if isinstance(both, Missing):
-        return both
-    schedule, lr = both
-    off = _departs(schedule, lr, tolerance, share)
-    if off is None or _is_constant(schedule, lr):
+    loss, lr = descending_loss(evidence), rates(evidence)
+    if isinstance(loss, Missing) or isinstance(lr, Missing):
+        return loss if isinstance(loss, Missing) else lr  # type: ignore[return-value]  # one of them is Missing
+    rate = np.interp(loss.steps, lr.steps, lr.values)
+    peak = float(rate.max())
+    if peak <= 0:
         return []
-    speed = _best_speed(schedule, lr, tolerance, share)
-    if speed is None:
+    first = int(np.argmax(rate >= 0.99 * peak))
+    after = np.arange(len(loss)) >= first
+    hot, cool = after & (rate >= high * peak), after & (rate < high * peak)
+    if hot.sum() < 0.4 * after.sum() or cool.sum() < 0.2 * after.sum():
         return []
-    doubt = _unit_doubt(evidence, schedule, lr, speed)
-    if doubt is not None or (speed > 1) != (direction == "faster"):
-        return doubt or []
-    worst = float(worst_departure(schedule, lr.steps, lr.values).max())
-    return [
-        hit_at(
-            lr, int(np.flatnonzero(off)[0]), scheduler=schedule.name, speed=speed, slowness=1 / speed, departure=worst
-        )
-    ]
-
-
-def _unit_doubt(evidence: Evidence, schedule: Schedule, lr: Series, speed: float) -> Missing | None:
-    """What is missing to tell a wrong stepping from a log that counts its steps in another unit than the settings."""
-    last = evidence.steps[1] if evidence.steps else int(lr.steps[-1])
-    if speed > 1 and last < _BEYOND * schedule.total / speed:
-        return Missing(f"steps beyond {schedule.total / speed:.0f} (max_steps may count micro-batches)")
-    if speed < 1 and (last < schedule.total / 2 or last >= 0.9 * schedule.total / speed):
-        return Missing("a run that ends near max_steps (the log may count steps in another unit)")
-    return None
-
-
-def _is_constant(schedule: Schedule, lr: Series) -> bool:
-    """Whether the rate stands still after its warm-up although the schedule should have moved by now."""
-    after = lr.where(lr.steps >= schedule.warmup)
-    if len(after) < 5:
-        return False
-    expected = schedule.at(after.steps)
-    still = float(np.ptp(after.values)) <= max(_STILL * float(after.values.max()), lr.resolution)
-    return still and float(np.ptp(expected)) > 0.1 * schedule.peak and float(after.values.max()) > 0
+    last_hot = int(np.flatnonzero(hot)[-1])
+    part = max(5, int(hot.sum()) // 10)
+    begin = float(np.median(loss.values[first : first + part]))
+    turn, end = float(np.median(loss.values[last_hot - part + 1 : last_hot + 1])), _level(loss, -1)
+    whole, early = begin - end, begin - turn
+    noise = signals.noise_sd(loss.values)
+    if whole <= max(gain * abs(begin), errors * noise) or early > most * whole or first > len(loss) // 4:
+        return []
+    facts: dict[str, Fact] = {"gained": early, "gained_late": turn - end, "peak": peak}
+    return [hit_at(loss, first, facts, level=turn, end=end)]
 
 
 @check(
-    needs=["series:lr:points>=10", "settings:lr_scheduler_type", "settings:max_steps", "settings:learning_rate"],
-    facts=["scheduler", "value", "departure"],
+    needs=["series:loss:points>=20", "series:lr", "baseline:series:loss:points>=20", "baseline:series:lr"],
+    facts=["peak", "level", "reference", "reference_lr", "times"],
 )
-def schedule_not_attached(evidence: Evidence, *, tolerance: float, share: float) -> Answer:
-    """The declared schedule decays, the logged learning rate stands still."""
-    both = _declared_and_rates(evidence)
-    if isinstance(both, Missing):
-        return both
-    schedule, lr = both
-    off = _departs(schedule, lr, tolerance, share)
-    if off is None or not _is_constant(schedule, lr):
-        return []
-    worst = float(worst_departure(schedule, lr.steps, lr.values).max())
-    return [
-        hit_at(
-            lr, int(np.flatnonzero(off)[0]), scheduler=schedule.name, value=float(np.median(lr.values)), departure=worst
-        )
-    ]
+def worse_than_baseline_of_lower_lr(evidence: Evidence, *, times: float, gap: float, errors: float) -> Answer:
+    """A run whose settings differ from the healthy baseline's in nothing but a higher learning rate ends worse.
 
-
-@check(
-    needs=["series:lr:points>=10", "settings:lr_scheduler_type", "settings:max_steps", "settings:learning_rate"],
-    facts=["scheduler", "departure"],
-)
-def schedule_departs(evidence: Evidence, *, tolerance: float, share: float) -> Answer:
-    """The learning rate departs from the declared schedule in a way that no wrong stepping explains."""
-    both = _declared_and_rates(evidence)
-    if isinstance(both, Missing):
-        return both
-    schedule, lr = both
-    off = _departs(schedule, lr, tolerance, share)
-    if off is None or _is_constant(schedule, lr):
-        return []
-    speed = _best_speed(schedule, lr, tolerance, share)
-    if speed is not None:
-        return _unit_doubt(evidence, schedule, lr, speed) or []
-    worst = float(worst_departure(schedule, lr.steps, lr.values).max())
-    return [hit_at(lr, int(np.flatnonzero(off)[0]), scheduler=schedule.name, departure=worst)]
-
-
-def _another_group_trains(evidence: Evidence, lr: Series) -> bool:
-    """Whether the rate of another parameter group is above 0 at the end: groups may be frozen on purpose."""
-    for key, stored in evidence.frames.items():
-        if _RATE.match(key.tag) and (key.tag, key.source) != (lr.tag, lr.source) and key.phase == "train":
-            last = stored.frame.filter(pl.col("step") >= int(lr.steps[-1]))["value"].drop_nulls()
-            if len(last) and float(last[-1]) > 0:
-                return True
-    return False
-
-
-@check(needs=["series:lr:points>=10", "series:loss"], facts=["idle", "peak"])
-def schedule_ended_early(evidence: Evidence, *, idle: float, points: int) -> Answer:
-    """After positive values the learning rate is exactly 0 for `idle` of the run or more."""
-    lr, loss = _rates(evidence), evidence.series("loss")
-    if isinstance(lr, Missing) or loss is None:
-        return lr if isinstance(lr, Missing) else Missing("series:loss")
-    positive = np.flatnonzero(lr.values > 0)
-    if not len(positive):
-        return []
-    first = int(positive[-1]) + 1
-    if len(lr) - first < points or _another_group_trains(evidence, lr):
-        return []
-    if lr.resolution > 0:
-        return Missing("series:lr with more digits (it is printed as 0 to the last digit)")
-    span = max(int(lr.steps[-1]), int(loss.steps[-1])) - int(lr.steps[0])
-    share = (max(int(lr.steps[-1]), int(loss.steps[-1])) - int(lr.steps[first])) / span if span > 0 else 0.0
-    return [hit_at(lr, first, idle=share, peak=float(lr.values.max()))] if share >= idle else []
-
-
-@check(needs=["series:lr:points>=20"], facts=["before", "fell_to", "again", "scheduler"])
-def schedule_restarted(evidence: Evidence, *, fall: float, again: float, start: float, jump: float) -> Answer:
-    """The learning rate jumps down to `fall` of its value or less and then warms up again to `again` of it.
-
-    start: part of the run at its beginning that is left out; jump: how many times larger the fall must be than the
-    change before it: a rate that glides down and up again belongs to a cycle. Falls at equal distances are a cycle too,
-    and a schedule that is declared to restart is not judged.
+    times: how many times higher the rate must be; gap, errors: how much worse, as a fraction of the baseline's level
+    and in standard deviations of the noise. Settings that only name the run or a place do not count.
     """
-    lr = _rates(evidence)
-    if isinstance(lr, Missing):
-        return lr
-    scheduler = str(evidence.setting("lr_scheduler_type") or "")
-    if _CYCLIC.search(scheduler):
-        return Missing(f"a schedule without restarts (this one is {scheduler!r})")
-    values, first, top = lr.values, max(2, int(len(lr) * start)), float(lr.values.max())
-    drop = values[:-1] - values[1:]
-    fallen = np.flatnonzero((values[:-1] > 0.1 * top) & (values[1:] <= fall * values[:-1])) + 1
-    found = []
-    for i in (int(i) for i in fallen if first <= i < len(values) - 3):
-        climb = values[i:]
-        peak = int(np.argmax(climb))
-        # a warm-up takes several points on its way up; a single odd value does not
-        rises = climb[peak] >= again * values[i - 1] and peak >= 3 and bool(np.all(np.diff(climb[: peak + 1]) >= 0))
-        if rises and drop[i - 1] >= jump * abs(drop[i - 2]):
-            before, low, high = float(values[i - 1]), float(values[i]), float(climb[peak])
-            found.append(hit_at(lr, i, before=before, fell_to=low, again=high, scheduler=scheduler))
-    if len(found) > 2 and np.ptp(np.diff([h.step or 0 for h in found])) <= 2 * lr.cadence:
-        return Missing("a schedule that does not restart regularly")
-    return found[:1]
-
-
-@check(
-    needs=["series:lr:points>=20", "settings:lr_scheduler_type", "settings:max_steps", "settings:learning_rate"],
-    facts=["before", "fell_to", "again", "scheduler"],
-)
-def schedule_begun_anew(evidence: Evidence, *, tolerance: float, share: float) -> Answer:
-    """Up to some step the rate follows the declared schedule, from there on the same schedule begun anew."""
-    both = _declared_and_rates(evidence)
-    if isinstance(both, Missing):
-        return both
-    schedule, lr = both
-    if _departs(schedule, lr, tolerance, share) is None:
+    pair = _pair(evidence)
+    if isinstance(pair, Missing):
+        return pair
+    loss, other, peak, reference_lr = pair
+    if evidence.baseline is None or reference_lr <= 0 or peak < times * reference_lr:
         return []
-    jumps = np.argsort(-np.abs(np.diff(lr.values)))[:3] + 1
-    for i in sorted(int(i) for i in jumps if 3 <= i < len(lr) - 3):
-        old, new = lr.where(np.arange(len(lr)) < i), lr.where(np.arange(len(lr)) >= i)
-        if abs(float(lr.values[i] - lr.values[i - 1])) <= tolerance * schedule.peak:
-            continue
-        shifted = replace(new, steps=new.steps - int(old.steps[-1]))
-        if _departs(schedule, old, tolerance, share) is None and _departs(schedule, shifted, tolerance, share) is None:
-            before, low, high = float(lr.values[i - 1]), float(lr.values[i]), float(new.values.max())
-            return [hit_at(lr, i, before=before, fell_to=low, again=high, scheduler=schedule.name)]
-    return []
+    others = differing_settings(evidence, evidence.baseline)
+    if isinstance(others, Missing):
+        return others
+    level, reference = _level(loss, -1), _level(other, -1)
+    noise = max(signals.noise_sd(loss.values), signals.noise_sd(other.values))
+    if others or level - reference <= max(gap * abs(reference), errors * noise):
+        return []
+    if reference >= _level(other, 0):
+        return Missing("a baseline that learned")
+    part = np.interp(loss.steps, other.steps, signals.rolling_median(other.values, 5))
+    worse = signals.rolling_median(loss.values, 5) - part > max(gap * abs(reference), errors * noise)
+    start = len(worse) - int(np.argmin(worse[::-1])) if not worse.all() else 0
+    facts: dict[str, Any] = {"peak": peak, "reference_lr": reference_lr, "times": peak / reference_lr}
+    return [hit_at(loss, min(start, len(loss) - 1), facts, level=level, reference=reference)]
+
+
+def differing_settings(evidence: Evidence, other: Evidence) -> list[str] | Missing:
+    """Settings, besides the learning rate and those that only name something, in which two runs differ."""
+    mine, theirs = _plain(evidence), _plain(other)
+    if len(mine.keys() & theirs.keys()) < _FEWEST:
+        return Missing("settings of both runs")
+    keys = sorted((mine.keys() | theirs.keys()) - {"learning_rate"})
+    return [key for key in keys if mine.get(key) != theirs.get(key)]
+
+
+def _plain(evidence: Evidence) -> dict[str, str]:
+    keys = {s.key for s in evidence.settings or [] if s.value is not None and not _NAMING.search(s.key)}
+    return {key: str(evidence.setting(key)) for key in keys}
 
 
 CHECKS: tuple[Check, ...] = (
     lr_identically_zero,
     stands_still_at_tiny_lr,
+    stays_at_chance_at_tiny_lr,
+    stays_above_baseline_at_lower_lr,
     lr_above_recipe,
     parks_at_unigram_above_recipe,
-    schedule_begun_anew,
-    schedule_warped,
-    schedule_not_attached,
-    schedule_departs,
-    schedule_ended_early,
-    schedule_restarted,
+    improves_only_after_decay,
+    worse_than_baseline_of_lower_lr,
 )

@@ -20,7 +20,7 @@ MARKS: tuple[str, ...] = (
     "of memory", "te memory", "oom-kill", "oom_kill", "OOM", "Killed", "Terminated", "SIG", "ignal",
     "xit code", "xit status", "xitcode", "LIMIT", "walltime", "CANCELLED", "scancel", "TERM_OWNER", "core dumped",
     "egmentation fault", "atchdog", "NCCL WARN", "NCCL operations", "imed out", "imeout", "socket", "Assertion",
-    "lr_scheduler.step", "optimizer.step", "VERFLOW", "verflow", "esum", "ontinuing training",
+    "lr_scheduler.step", "optimizer.step", "tried to get lr", "VERFLOW", "verflow", "esum", "ontinuing training",
     "oaded checkpoint", "states from", "omplete", "inished", "raining done", " stopped", "train metrics",
     "o space left", "quota exceeded", "Xid (", "fallen off", "unning training", "tarting training", "Instantiating",
     "local Ray", "distributed init (", "Launching", "GPU available", "have requires_grad",
@@ -42,6 +42,10 @@ _WARNINGS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"`optimizer\.step\(\)` has been overridden after learning rate scheduler",
         ),
         ("no input requires grad", r"None of the inputs have requires_grad=True"),
+        (
+            "no learning rate before the first step",
+            r"tried to get lr value before scheduler/optimizer started stepping",
+        ),
     )
 )
 _RESUME = re.compile(
