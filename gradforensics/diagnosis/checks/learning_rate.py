@@ -12,7 +12,7 @@ import polars as pl
 
 from gradforensics import signals
 from gradforensics.diagnosis.checks.loss import descending_loss, parked
-from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Missing, check, hit_at
+from gradforensics.diagnosis.vocabulary import Answer, Check, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
 _ADAM = re.compile(r"adam|lamb|adafactor|\blion", re.IGNORECASE)
@@ -85,7 +85,7 @@ def _still(loss: Series, change: float, errors: float) -> float | None:
 
 
 def _stands_still(evidence: Evidence, tiny: float, change: float, errors: float) -> tuple[Series, float] | Answer:
-    """(loss, its change) of a loss that stands still under rates of at most `tiny`; else what the check is to answer."""
+    """(loss, its change) of a loss that stands still under rates of at most `tiny`; else the answer of the check."""
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
@@ -282,40 +282,6 @@ def parks_at_unigram_above_recipe(
 
 
 @check(
-    needs=["series:loss:points>=60", "series:lr:points>=60"], facts=["gained", "gained_late", "peak", "level", "end"]
-)
-def improves_only_after_decay(evidence: Evidence, *, high: float, most: float, gain: float, errors: float) -> Answer:
-    """Hardly anything is learned while the rate is high, and nearly everything once it has decayed.
-
-    high: part of the peak that counts as high; at least 40 % of the points after the warm-up must lie there and 20 %
-    below. most: part of the whole improvement made there at most; gain, errors: the least whole improvement, as a
-    fraction of the level and in standard deviations of the noise.
-    """
-    loss, lr = descending_loss(evidence), rates(evidence)
-    if isinstance(loss, Missing) or isinstance(lr, Missing):
-        return loss if isinstance(loss, Missing) else lr  # type: ignore[return-value]  # one of them is Missing
-    rate = np.interp(loss.steps, lr.steps, lr.values)
-    peak = float(rate.max())
-    if peak <= 0:
-        return []
-    first = int(np.argmax(rate >= 0.99 * peak))
-    after = np.arange(len(loss)) >= first
-    hot, cool = after & (rate >= high * peak), after & (rate < high * peak)
-    if hot.sum() < 0.4 * after.sum() or cool.sum() < 0.2 * after.sum():
-        return []
-    last_hot = int(np.flatnonzero(hot)[-1])
-    part = max(5, int(hot.sum()) // 10)
-    begin = float(np.median(loss.values[first : first + part]))
-    turn, end = float(np.median(loss.values[last_hot - part + 1 : last_hot + 1])), _level(loss, -1)
-    whole, early = begin - end, begin - turn
-    noise = signals.noise_sd(loss.values)
-    if whole <= max(gain * abs(begin), errors * noise) or early > most * whole or first > len(loss) // 4:
-        return []
-    facts: dict[str, Fact] = {"gained": early, "gained_late": turn - end, "peak": peak}
-    return [hit_at(loss, first, facts, level=turn, end=end)]
-
-
-@check(
     needs=["series:loss:points>=20", "series:lr", "baseline:series:loss:points>=20", "baseline:series:lr"],
     facts=["peak", "level", "reference", "reference_lr", "times"],
 )
@@ -368,6 +334,5 @@ CHECKS: tuple[Check, ...] = (
     stays_above_baseline_at_lower_lr,
     lr_above_recipe,
     parks_at_unigram_above_recipe,
-    improves_only_after_decay,
     worse_than_baseline_of_lower_lr,
 )

@@ -11,7 +11,7 @@ import numpy as np
 from gradforensics import signals
 from gradforensics.diagnosis.checks.learning_rate import rates
 from gradforensics.diagnosis.checks.loss import descending_loss
-from gradforensics.diagnosis.checks.schedule import restarts, schedule_repeats_at_resume
+from gradforensics.diagnosis.checks.schedule import restarts, schedule_begun_anew, schedule_repeats_at_resume
 from gradforensics.diagnosis.resumes import Resume, named, resumes
 from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
@@ -129,11 +129,13 @@ def lr_restarts_at_resume(
     tolerance: float,
     moved: float,
     points: int,
+    deviation: float,
+    share: float,
 ) -> Answer:
     """The learning rate begins anew: it falls and warms up again, or runs through its first values once more.
 
-    The arguments are those of schedule_restarted and schedule_repeats_at_resume. A rate that goes on acquits: the
-    state of the scheduler was restored at every resume, marked or not.
+    The arguments are those of schedule_restarted and schedule_repeats_at_resume; deviation and share are those of
+    schedule_begun_anew. A rate that goes on acquits: the scheduler was restored at every resume, marked or not.
     """
     lr = rates(evidence)
     if isinstance(lr, Missing):
@@ -141,6 +143,9 @@ def lr_restarts_at_resume(
     repeated = schedule_repeats_at_resume(evidence, tolerance=tolerance, moved=moved, points=points)
     if repeated:  # hits, or what is missing
         return repeated
+    anew = schedule_begun_anew(evidence, tolerance=deviation, share=share)
+    if isinstance(anew, list) and anew:
+        return anew
     found = restarts(lr, fall, again, start, jump)
     if len(found) > 2:
         return Missing("a schedule that does not restart regularly")

@@ -346,7 +346,7 @@ def damaged_without_warmup(
     if vocabulary < 2:
         return Missing("settings:vocab_size")
     if layers == "post-norm" and not _post_norm(evidence):
-        return Missing("settings:norm_first")
+        return []
     limit = recipe_bound(evidence, Recipe(peak, peak, math.inf, pretrain, width, 1.0))
     if not is_adam(evidence) or float(lr.values[0]) < high * peak or lr.attempts[0] > 0:
         return []
