@@ -18,6 +18,8 @@ def diagnosis_of(name):
     expected = tomllib.loads((SAMPLES / name / "expected.toml").read_text())
     found = gather([SAMPLES / name / "run"], settings=expected.get("settings", {}))
     assert len(found) == 1
+    if "baseline" in expected:  # what the user would name with --baseline
+        (found[0].baseline,) = gather([SAMPLES / expected["baseline"] / "run"])
     return expected, diagnose(found[0], RULES)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from gradforensics.tables import Evidence, Series
+
+_GOES_ON = re.compile(r"resum|continu|restored all states", re.IGNORECASE)
 
 How: TypeAlias = Literal["attempt", "line", "clock"]
 
@@ -60,10 +63,13 @@ def _by_attempts(evidence: Evidence) -> list[Resume]:
 
 
 def named(evidence: Evidence, before: Series, after: Series) -> bool:
-    """Whether a line of the log, of the later of two attempts or between their rows, says that it resumed."""
+    """Whether a line of the log, of the later of two attempts or between their rows, says that it resumed.
+
+    A line that only says that a checkpoint was loaded may begin a fine-tune.
+    """
     number = int(after.attempts[0]) if len(after) else -1
     low, high = (int(before.lines.max()), int(after.lines.min())) if len(before) and len(after) else (0, 0)
-    for event in evidence.events_of("resume"):
+    for event in (e for e in evidence.events_of("resume") if _GOES_ON.search(e.text)):
         between = event.source == after.source and event.line is not None and low < event.line <= high
         if event.attempt == number or between:
             return True

@@ -40,3 +40,11 @@ def test_an_attempt_and_a_line_at_the_same_step_are_one_resume():
         "events": [{"kind": "resume", "attempt": 1, "text": "Resuming from checkpoint-140"}],
     }
     assert found(example) == [(141, 140, "attempt", True, False)]
+
+
+def test_a_checkpoint_that_is_loaded_may_begin_a_fine_tune():
+    example = {
+        "series": {"loss#0": "1.0*150", "loss#1": "1.0*100"},
+        "events": [{"kind": "resume", "attempt": 1, "text": "=> loaded checkpoint 'stage1.pth'"}],
+    }
+    assert found(example) == [(1, 150, "attempt", False, True)]

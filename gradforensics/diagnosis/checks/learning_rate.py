@@ -130,6 +130,8 @@ def stays_at_chance_at_tiny_lr(evidence: Evidence, *, tiny: float, change: float
     At a usual rate such a plateau has other causes (a cut graph, dead units, random labels, a rate that is too high);
     the rate is what separates them.
     """
+    if any("rewards/" in key.tag for key in evidence.frames):  # preference training begins at ln 2 by design
+        return []
     count = next((n for key in ("vocab_size", *_CLASSES) if (n := evidence.number(key)) is not None and n >= 2), None)
     if count is None:
         return Missing("settings:vocab_size")
