@@ -29,6 +29,7 @@ MODULES = (
     "gf19",
     "gf20",
     "gf28",
+    "gf29",
     "gf35",
     "gf39",
     "healthy",

@@ -96,6 +96,17 @@ def oscillating(run: Path) -> None:
         print("Training completed")
 
 
+def siblings(run: Path, lr: float) -> None:
+    """AdamW from scratch at a constant `lr`; every other setting is the same in all such runs."""
+    steps = 240
+    model, objective = language_model(Chain.make())
+    optimizer = adamw(model, lr)
+    facts = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 10, "max_steps": steps}
+    write_json(run / "config.json", plain_config(learning_rate=lr, **facts))
+    with json_lines(run / "metrics.jsonl") as log:
+        train(model, optimizer, objective, log, steps=steps, schedule=scheduler(optimizer, constant(10)))
+
+
 def tolerable(run: Path) -> None:
     """Lightning: three times the tuned rate, which still learns well."""
     steps = 300
@@ -149,6 +160,23 @@ SAMPLES = (
         case="GF05",
         variant="oscillating",
         primary="",
+    ),
+    Sample(
+        "gf05-above-sibling",
+        "gf05",
+        lambda run: siblings(run, 6e-2),
+        "AdamW from scratch at 0.06, twenty times the rate of a healthy run that is the same in all else",
+        case="GF05",
+        variant="above-sibling",
+        baseline="gf05-twin-sibling",
+    ),
+    Sample(
+        "gf05-twin-sibling",
+        "gf05",
+        lambda run: siblings(run, 3e-3),
+        "AdamW from scratch at a constant 3e-3: the healthy run that others are compared with",
+        case="GF05",
+        twin=True,
     ),
     Sample(
         "gf05-twin",

@@ -12,7 +12,17 @@ import torch
 from lab import BATCH, LENGTH, VOCAB, WIDTH, Chain
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, Trainer, TrainingArguments, set_seed
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
@@ -77,6 +87,20 @@ def pretrain(model: GPT2LMHeadModel, chain: Chain, steps: int = 300, lr: float =
         schedule.step()
 
 
+class _Stop(TrainerCallback):  # type: ignore[misc]  # mypy is told not to follow transformers
+    """Ends a training after a step, as an interruption right after a checkpoint does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(
+        self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_facts: object
+    ) -> None:
+        """Save and stop."""
+        if state.global_step == self.step:
+            control.should_save = control.should_training_stop = True
+
+
 def fit(
     run: Path,
     model: GPT2LMHeadModel,
@@ -86,12 +110,15 @@ def fit(
     evaluate: Dataset[dict[str, Tensor]] | Mapping[str, Dataset[dict[str, Tensor]]] | None = None,
     console: bool = False,
     trainer_class: type[Trainer] = Trainer,
+    stop_at: int = 0,
+    resume_from: str = "",
     **arguments: object,
 ) -> None:
     """Train and leave what the usual script leaves: a checkpoint's trainer_state.json, metrics, training_args.json.
 
     `console` also keeps the stdout, where PrinterCallback prints one dict per log call. Paths stay relative: the
-    Trainer runs inside the parent of `run`.
+    Trainer runs inside the parent of `run`. stop_at: end after this step, its checkpoint kept with all states, as a
+    launch that was interrupted; resume_from: name of the checkpoint to go on from.
     """
     common: Mapping[str, object] = {
         "output_dir": run.name,
@@ -122,10 +149,14 @@ def fit(
         trainer = trainer_class(model=model, args=parameters, train_dataset=data, eval_dataset=evaluate)
         if not console:
             trainer.remove_callback(PrinterCallback)
-        result = trainer.train()
+        if stop_at:
+            trainer.add_callback(_Stop(stop_at))
+        result = trainer.train(resume_from_checkpoint=f"{run.name}/{resume_from}" if resume_from else None)
         trainer.save_metrics("train", result.metrics)
         arguments_json: str = parameters.to_json_string()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         (Path(run.name) / "training_args.json").write_text(arguments_json, encoding="utf-8")
+    if stop_at:
+        return
     for pattern in BINARIES:
         for path in run.rglob(pattern):
             path.unlink()

@@ -327,6 +327,8 @@ class Sample:
     primary: str | None = None
     """Expected primary case where it is not `case`: its cause, or "" for a real fault below alarm level."""
     ending: str = "completed"
+    baseline: str = ""
+    """Name of the healthy sample that this one is to be compared with."""
     settings: Mapping[str, str | int | float] = field(default_factory=dict)
     checkpoints: bool = False
     """The run directory holds checkpoints on purpose."""
@@ -345,6 +347,7 @@ class Sample:
             f"recipe = {json.dumps(f'recipes/{self.recipe}.py')}",
             f"ending = {json.dumps(self.ending)}",
             f"settings = {{ {facts} }}" if facts else "settings = {}",
+            *([f"baseline = {json.dumps(self.baseline)}"] if self.baseline else []),
         )
         return "\n".join([*lines, *(["checkpoints = true"] if self.checkpoints else [])]) + "\n"
 

@@ -177,12 +177,16 @@ def loss_jumps_at_resume(
         judged += 1
         level = float(np.median(old.values[-window:]))
         spread = max(signals.noise_sd(old.values[-4 * window :]), signals.noise_sd(new.values[points:]))
-        jump = float(np.median(new.values[:points])) - level
+        # the first loss of a launch was computed before its first update
+        opening = new.values[1 : points + 1]
+        jump = float(np.median(opening)) - level
         later = float(np.median(new.values[recovery - points : recovery])) - level
-        high = bool((new.values[:points] > level).all())
+        high = bool((opening > level).all())
         if high and jump > max(noise * spread, rise * abs(level)) and later < 0.5 * jump:
             facts: dict[str, Any] = {"before": level, "after": level + jump, "rise": jump / abs(level)}
-            return [hit_at(new, 0, facts, after=resume.last, later=level + later)]
+            first = int(float(new.values[0]) <= level + 0.5 * jump)
+            after = int(new.steps[0]) if first else resume.last
+            return [hit_at(new, first, facts, after=after, later=level + later)]
     return [] if judged else Missing(_NO_RESUME)
 
 

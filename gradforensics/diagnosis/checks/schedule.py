@@ -327,15 +327,17 @@ def damaged_without_warmup(
     opening: float,
     excess: float,
     park: float,
+    tolerance: float,
     bound: float,
     pretrain: float,
     width: float,
     layers: str,
 ) -> Answer:
-    """Adam starts at its full rate, and the first steps throw the loss above chance; then it lies flat.
+    """Adam starts at its full rate, and the loss lies flat near chance ever after.
 
-    high: part of the peak that counts as full; opening: part of the run (three points at least) in which the loss must
-    exceed `excess` x ln V; park: the last third must lie above this part of ln V. bound: a rate above so many times the
+    Either the first steps throw it above chance, or it ends at the unigram entropy (within `tolerance` of it). high:
+    part of the peak that counts as full; opening: part of the run (three points at least) in which the loss must exceed
+    `excess` x ln V; park: the last third must lie above this part of ln V. bound: a rate above so many times the
     recipe's (`pretrain` at `width`) is too high with any warm-up, and another case. layers: "post-norm" asks that the
     settings state normalisation after the residual sum, which needs the warm-up; "any" does not.
     """
@@ -355,10 +357,12 @@ def damaged_without_warmup(
     chance = math.log(vocabulary)
     first = loss.values[: max(3, int(opening * len(loss)))]
     tail = float(np.median(loss.values[-(len(loss) // 3) :]))
-    if float(first.max()) <= excess * chance or tail <= park * chance:
+    thrown, entropy = first > excess * chance, evidence.number("unigram_entropy")
+    parked = entropy is not None and abs(tail / entropy - 1) <= tolerance
+    if tail <= park * chance or not (parked or thrown.any()):
         return []
     facts: dict[str, Any] = {"peak": peak, "highest": float(first.max()), "chance": chance, "level": tail}
-    return [hit_at(loss, int(np.argmax(first > excess * chance)), facts, best=float(loss.values.min()))]
+    return [hit_at(loss, int(np.argmax(thrown)) if thrown.any() else 0, facts, best=float(loss.values.min()))]
 
 
 @check(needs=["events:console"], facts=["about"])
