@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import pairwise
 from typing import Any
@@ -161,7 +162,7 @@ def loss_jumps_at_resume(
 ) -> Answer:
     """Right after a resume the loss lies above its level and comes back slowly.
 
-    noise, rise: the jump in standard deviations of the noise and as a fraction of the level; window: logged points
+    noise, rise: the jump in standard errors and as a fraction of the level; window: logged points
     before the resume that give the level; points: right after it that are high; recovery: after so many it must have
     lost at least half of the jump.
     """
@@ -180,9 +181,11 @@ def loss_jumps_at_resume(
         # the first loss of a launch was computed before its first update
         opening = new.values[1 : points + 1]
         jump = float(np.median(opening)) - level
+        # standard error of the difference of two medians of normal noise
+        doubt = spread * math.sqrt(math.pi / 2 * (1 / points + 1 / window))
         later = float(np.median(new.values[recovery - points : recovery])) - level
         high = bool((opening > level).all())
-        if high and jump > max(noise * spread, rise * abs(level)) and later < 0.5 * jump:
+        if high and jump > max(noise * doubt, rise * abs(level)) and later < 0.5 * jump:
             facts: dict[str, Any] = {"before": level, "after": level + jump, "rise": jump / abs(level)}
             first = int(float(new.values[0]) <= level + 0.5 * jump)
             after = int(new.steps[0]) if first else resume.last

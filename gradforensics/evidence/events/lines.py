@@ -20,7 +20,7 @@ MARKS: tuple[str, ...] = (
     "of memory", "te memory", "oom-kill", "oom_kill", "OOM", "Killed", "Terminated", "SIG", "ignal",
     "xit code", "xit status", "xitcode", "LIMIT", "walltime", "CANCELLED", "scancel", "TERM_OWNER", "core dumped",
     "egmentation fault", "atchdog", "NCCL WARN", "NCCL operations", "imed out", "imeout", "socket", "Assertion",
-    "lr_scheduler.step", "optimizer.step", "tried to get lr", "VERFLOW", "verflow", "esum", "ontinuing training",
+    "r.step", "tried to get lr", "VERFLOW", "verflow", "esum", "ontinuing training",
     "oaded checkpoint", "states from", "omplete", "inished", "raining done", " stopped", "train metrics",
     "o space left", "quota exceeded", "Xid (", "fallen off", "unning training", "tarting training", "Instantiating",
     "local Ray", "distributed init (", "Launching", "GPU available", "have requires_grad",
