@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from gradforensics.diagnosis.checks import schedule
 from gradforensics.diagnosis.examples import evidence_of
 from gradforensics.diagnosis.schedules import Schedule, declared, others_declared, planned_steps, worst_departure
 from gradforensics.tables import Setting
@@ -18,9 +19,9 @@ def evidence(name, warmup=WARM, **more):
 
 
 def known(found):
-    schedule = declared(found)
-    assert isinstance(schedule, Schedule)
-    return schedule
+    told = declared(found)
+    assert isinstance(told, Schedule)
+    return told
 
 
 def after(step):
@@ -57,10 +58,10 @@ CASES = [
 def test_a_declared_schedule_is_that_of_transformers(name, more, factor):
     steps = np.arange(TOTAL)
     values = np.array([PEAK * (s / WARM if s < WARM else factor(s)) for s in steps.tolist()])
-    schedule = known(evidence(name, **more))
-    assert float(worst_departure(schedule, steps, values).max()) < 1e-3
+    told = known(evidence(name, **more))
+    assert float(worst_departure(told, steps, values).max()) < 1e-3
     wrong = np.minimum(4 * steps, TOTAL - 1)
-    assert name == "constant_with_warmup" or float(worst_departure(schedule, steps, values[wrong]).max()) > 0.05
+    assert name == "constant_with_warmup" or float(worst_departure(told, steps, values[wrong]).max()) > 0.05
 
 
 def test_a_cosine_that_is_stepped_beyond_its_end_rises_again():
@@ -108,3 +109,16 @@ def test_another_file_of_settings_declares_another_launch():
     assert [s.peak for s in others_declared(found)] == [1e-4]
     found.settings.append(Setting("learning_rate", "lr", 2e-3, "--set", origin="user"))
     assert others_declared(found) == []
+
+
+def test_a_very_long_log_is_compared_at_some_of_its_points(monkeypatch):
+    monkeypatch.setattr(schedule, "_MANY", 100)
+    example = {
+        "series": {"lr": "cosine(peak=1e-3, warmup=0, steps=1000, warp=4)", "loss": "1.0*1000"},
+        "settings": {"lr_scheduler_type": "cosine", "max_steps": 1000, "learning_rate": 1e-3, "world_size": 4},
+    }
+    arguments = {"tolerance": 0.05, "share": 0.02, "kind": "per-process"}
+    hits = schedule.schedule_warped(evidence_of(example), **arguments)
+    assert isinstance(hits, list)
+    assert hits[0].facts["speed"] == 4
+    assert hits[0].step in range(100)

@@ -24,6 +24,7 @@ from gradforensics.diagnosis.checks import (
     software,
     training_data,
     schedule,
+    warmup,
 )
 from gradforensics.diagnosis.vocabulary import Check
 
@@ -49,6 +50,7 @@ _MODULES = (
     software,
     training_data,
     schedule,
+    warmup,
 )
 CHECKS: dict[str, Check] = {check.name: check for module in _MODULES for check in module.CHECKS}
 if len(CHECKS) != sum(len(module.CHECKS) for module in _MODULES):

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradforensics import schedule_signals
-from gradforensics.diagnosis.checks.learning_rate import Recipe, another_group_trains, is_adam, rates, recipe_bound
-from gradforensics.diagnosis.checks.loss import descending_loss
+from gradforensics.diagnosis.checks.learning_rate import another_group_trains, rates
 from gradforensics.diagnosis.resumes import resumes
 from gradforensics.diagnosis.schedules import (
     Schedule,
@@ -28,20 +27,29 @@ _CYCLIC = re.compile(r"restart|cycl|sgdr|plateau|one_?cycle", re.IGNORECASE)
 _STILL = 1e-6  # relative; float32 rates that a log prints from one and the same number differ by less
 _BEYOND = 1.1  # a run that ends where the faster schedule ends may simply count its steps in another unit
 _MOST_STEPS = 256  # accumulation steps, processes or batches per epoch that a wrong stepping is looked for
+_MANY = 20_000  # logged points beyond which only some are compared with a schedule
 _WAVE = 20  # logged points that one wave of a cosine must have
 _NEAR = 0.05  # relative: a speed read off a log is that of an epoch or of a number of processes
-_DECLARED = ["series:lr:points>=10", "settings:lr_scheduler_type", "settings:learning_rate"]
+DECLARED = ["series:lr:points>=10", "settings:lr_scheduler_type", "settings:learning_rate"]
 
 
-def _declared_and_rates(evidence: Evidence) -> tuple[Schedule, Series] | Missing:
+def declared_and_rates(evidence: Evidence) -> tuple[Schedule, Series] | Missing:
+    """The declared schedule and the logged rates, of a very long log some 20 000 points at equal distances."""
     lr, schedule = rates(evidence, steps=True), declared(evidence)
     if isinstance(lr, Missing):
         return lr
-    return Missing(*schedule) if isinstance(schedule, list) else (schedule, lr)
+    return Missing(*schedule) if isinstance(schedule, list) else (schedule, _thinned(evidence, lr))
+
+
+def _thinned(evidence: Evidence, lr: Series) -> Series:
+    every = -(-len(lr) // _MANY)
+    return lr if every == 1 else evidence.once("thinned lr", lambda: lr.where(np.arange(len(lr)) % every == 0))
 
 
 def _off(schedules: list[Schedule], lr: Series, tolerance: float, share: float) -> np.ndarray | None:
     """bool (n,): the points off every one of the schedules, or None where no more than `share` of them are."""
+    if schedules[0].peak <= 0:
+        return None
     gaps = np.array([worst_departure(s, lr.steps, lr.values) * s.peak / schedules[0].peak for s in schedules])
     off: np.ndarray = gaps.min(axis=0) > tolerance
     return off if float(off.mean()) > share else None
@@ -49,7 +57,11 @@ def _off(schedules: list[Schedule], lr: Series, tolerance: float, share: float) 
 
 def _departs(evidence: Evidence, schedule: Schedule, lr: Series, tolerance: float, share: float) -> np.ndarray | None:
     """bool (n,): the points off the declared schedule and off that of every other declared launch, or None."""
-    return _off([schedule, *others_declared(evidence)], lr, tolerance, share) if schedule.peak > 0 else None
+    wanted = ("departs", schedule, len(lr), tolerance, share)
+    found: np.ndarray | None = evidence.once(
+        wanted, lambda: _off([schedule, *others_declared(evidence)], lr, tolerance, share)
+    )
+    return found
 
 
 def _explains(schedule: Schedule, lr: Series, tolerance: float, share: float, speed: float) -> bool:
@@ -115,7 +127,7 @@ def _kind(evidence: Evidence, lr: Series, speed: float) -> str:
     return "too-fast"
 
 
-@check(needs=_DECLARED, facts=["scheduler", "speed", "slowness", "departure"])
+@check(needs=DECLARED, facts=["scheduler", "speed", "slowness", "departure"])
 def schedule_warped(evidence: Evidence, *, tolerance: float, share: float, kind: str) -> Answer:
     """The learning rate follows the declared schedule, stepped k times too often or too rarely (detector D17).
 
@@ -123,12 +135,12 @@ def schedule_warped(evidence: Evidence, *, tolerance: float, share: float, kind:
     number of accumulation steps), per-process (that of processes), per-epoch (1 / k is that of steps per epoch),
     too-fast or too-slow (any other k).
     """
-    both = _declared_and_rates(evidence)
+    both = declared_and_rates(evidence)
     if isinstance(both, Missing):
         return both
     schedule, lr = both
     off = _departs(evidence, schedule, lr, tolerance, share)
-    if off is None or _is_constant(schedule, lr):
+    if off is None or is_constant(schedule, lr):
         return []
     found = _speed(evidence, schedule, lr, tolerance, share)
     if found is None or isinstance(found, Missing):
@@ -164,7 +176,7 @@ def _unit_doubt(evidence: Evidence, schedule: Schedule, lr: Series, speed: float
     return None
 
 
-def _is_constant(schedule: Schedule, lr: Series) -> bool:
+def is_constant(schedule: Schedule, lr: Series) -> bool:
     """Whether the rate stands still after its warm-up although the schedule should have moved by now."""
     after = lr.where(lr.steps >= schedule.warmup)
     if len(after) < 5:
@@ -174,30 +186,30 @@ def _is_constant(schedule: Schedule, lr: Series) -> bool:
     return still and float(np.ptp(expected)) > 0.1 * schedule.peak and float(after.values.max()) > 0
 
 
-@check(needs=_DECLARED, facts=["scheduler", "value", "departure"])
+@check(needs=DECLARED, facts=["scheduler", "value", "departure"])
 def schedule_not_attached(evidence: Evidence, *, tolerance: float, share: float) -> Answer:
     """The declared schedule decays, the logged learning rate stands still."""
-    both = _declared_and_rates(evidence)
+    both = declared_and_rates(evidence)
     if isinstance(both, Missing):
         return both
     schedule, lr = both
     off = _departs(evidence, schedule, lr, tolerance, share)
-    if off is None or not _is_constant(schedule, lr):
+    if off is None or not is_constant(schedule, lr):
         return []
     worst = float(worst_departure(schedule, lr.steps, lr.values).max())
     first, value = int(np.flatnonzero(off)[0]), float(np.median(lr.values))
     return [hit_at(lr, first, scheduler=schedule.name, value=value, departure=worst)]
 
 
-@check(needs=_DECLARED, facts=["scheduler", "departure"])
+@check(needs=DECLARED, facts=["scheduler", "departure"])
 def schedule_departs(evidence: Evidence, *, tolerance: float, share: float) -> Answer:
     """The learning rate departs from the declared schedule in a way that no wrong stepping explains."""
-    both = _declared_and_rates(evidence)
+    both = declared_and_rates(evidence)
     if isinstance(both, Missing):
         return both
     schedule, lr = both
     off = _departs(evidence, schedule, lr, tolerance, share)
-    if off is None or _is_constant(schedule, lr):
+    if off is None or is_constant(schedule, lr):
         return []
     speed = _speed(evidence, schedule, lr, tolerance, share)
     if speed is not None:
@@ -208,9 +220,10 @@ def schedule_departs(evidence: Evidence, *, tolerance: float, share: float) -> A
 
 def _fitted(evidence: Evidence, tolerance: float) -> tuple[schedule_signals.Fitted, Series] | Missing:
     """The schedule that the log itself shows."""
-    lr = rates(evidence, steps=True)
-    if isinstance(lr, Missing):
-        return lr
+    every = rates(evidence, steps=True)
+    if isinstance(every, Missing):
+        return every
+    lr = _thinned(evidence, every)
     found = evidence.once(
         ("fitted", tolerance), lambda: schedule_signals.fit(lr.steps, lr.values, lr.resolution, tolerance)
     )
@@ -252,117 +265,6 @@ def decay_of_another_length(evidence: Evidence, *, tolerance: float, near: float
     first = int(np.searchsorted(lr.steps, shown.begin))
     facts: dict[str, Any] = {"scheduler": shown.shape, "speed": exact, "slowness": 1 / exact}
     return [hit_at(lr, min(first, len(lr) - 1), facts, length=shown.total, planned=plan[0])]
-
-
-@check(needs=["series:lr:points>=10", "settings:learning_rate"], facts=["reached", "peak", "part", "warmup"])
-def warmup_never_ends(evidence: Evidence, *, reach: float, done: float) -> Answer:
-    """The rate rises to the last point of a run that is over, and ends below `reach` of the configured rate.
-
-    done: part of the planned steps, or of the declared warm-up, that the record must cover to count as over.
-    """
-    lr, peak = rates(evidence, steps=True), evidence.number("learning_rate")
-    if isinstance(lr, Missing):
-        return lr
-    if peak is None or peak <= 0:
-        return Missing("settings:learning_rate")
-    values, top = lr.values, float(lr.values.max())
-    rising = values[-1] == top and bool((np.diff(values) >= 0).all()) and values[-1] > values[len(values) // 2]
-    if not rising or top <= 0 or top >= reach * peak:
-        return []
-    plan = planned_steps(evidence)
-    if plan is None and evidence.ending.kind != "completed":
-        return Missing("settings:max_steps")
-    if plan is not None and float(lr.steps[-1]) < done * plan[0]:
-        return []  # still warming up
-    schedule = declared(evidence)
-    if isinstance(schedule, Schedule) and 0 < schedule.warmup < 0.5 * float(lr.steps[-1]):
-        return []  # a schedule that is stepped too rarely, which is another variant
-    facts: dict[str, Any] = {"reached": top, "peak": peak, "part": top / peak}
-    return [hit_at(lr, 0, facts, warmup=float(lr.steps[-1]) * peak / top)]
-
-
-@check(needs=_DECLARED, facts=["scheduler", "warmup", "value", "part"])
-def warmup_skipped(evidence: Evidence, *, high: float, points: int) -> Answer:
-    """A warm-up is declared, but in its first half the rate already stands at `high` of the peak or above.
-
-    points: how many logged points there must be in that half.
-    """
-    both = _declared_and_rates(evidence)
-    if isinstance(both, Missing):
-        return both
-    schedule, lr = both
-    if schedule.warmup <= 1 or _is_constant(schedule, lr):
-        return []
-    early = lr.where((lr.steps <= schedule.warmup / 2) & (lr.steps >= 0))
-    if len(early) < points:
-        return Missing(f"series:lr with {points} points in the first half of the warm-up")
-    full = schedule.peak if schedule.shape != "inverse_sqrt" else float(lr.values.max())
-    if float(early.values.min()) < high * full or early.steps[0] > schedule.warmup / 4 or early.attempts[0] > 0:
-        return []
-    value = float(np.median(early.values))
-    return [hit_at(early, 0, scheduler=schedule.name, warmup=schedule.warmup, value=value, part=value / schedule.peak)]
-
-
-_POST_NORM: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    ("norm_first", (False,)), ("normalize_before", (False,)), ("encoder_normalize_before", (False,)),
-    ("decoder_normalize_before", (False,)), ("post_norm", (True,)), ("post_ln", (True,)), ("postln", (True,)),
-    ("norm_position", ("post", "post-ln", "post_ln", "postln")),
-)  # fmt: skip
-
-
-def _post_norm(evidence: Evidence) -> bool:
-    """Whether the settings state that layers are normalised after the residual sum."""
-    stated = {s.key.rsplit(".", 1)[-1].lower(): s.value for s in evidence.settings or []}
-    return any(stated.get(key) in values for key, values in _POST_NORM if key in stated)
-
-
-@check(
-    needs=["series:lr", "series:loss:points>=50", "settings:optim", "settings:vocab_size"],
-    facts=["peak", "highest", "chance", "level", "best"],
-)
-def damaged_without_warmup(
-    evidence: Evidence,
-    *,
-    high: float,
-    opening: float,
-    excess: float,
-    park: float,
-    tolerance: float,
-    bound: float,
-    pretrain: float,
-    width: float,
-    layers: str,
-) -> Answer:
-    """Adam starts at its full rate, and the loss lies flat near chance ever after.
-
-    Either the first steps throw it above chance, or it ends at the unigram entropy (within `tolerance` of it). high:
-    part of the peak that counts as full; opening: part of the run (three points at least) in which the loss must exceed
-    `excess` x ln V; park: the last third must lie above this part of ln V. bound: a rate above so many times the
-    recipe's (`pretrain` at `width`) is too high with any warm-up, and another case. layers: "post-norm" asks that the
-    settings state normalisation after the residual sum, which needs the warm-up; "any" does not.
-    """
-    loss, lr = descending_loss(evidence), rates(evidence, steps=True)
-    if isinstance(loss, Missing) or isinstance(lr, Missing):
-        return loss if isinstance(loss, Missing) else lr  # type: ignore[return-value]  # one of them is Missing
-    vocabulary, peak = evidence.number("vocab_size") or 0.0, float(lr.values.max())
-    if vocabulary < 2:
-        return Missing("settings:vocab_size")
-    if layers == "post-norm" and not _post_norm(evidence):
-        return []
-    limit = recipe_bound(evidence, Recipe(peak, peak, math.inf, pretrain, width, 1.0))
-    if not is_adam(evidence) or float(lr.values[0]) < high * peak or lr.attempts[0] > 0:
-        return []
-    if not isinstance(limit, Missing) and peak > bound * limit:
-        return []
-    chance = math.log(vocabulary)
-    first = loss.values[: max(3, int(opening * len(loss)))]
-    tail = float(np.median(loss.values[-(len(loss) // 3) :]))
-    thrown, entropy = first > excess * chance, evidence.number("unigram_entropy")
-    parked = entropy is not None and abs(tail / entropy - 1) <= tolerance
-    if tail <= park * chance or not (parked or thrown.any()):
-        return []
-    facts: dict[str, Any] = {"peak": peak, "highest": float(first.max()), "chance": chance, "level": tail}
-    return [hit_at(loss, int(np.argmax(thrown)) if thrown.any() else 0, facts, best=float(loss.values.min()))]
 
 
 @check(needs=["events:console"], facts=["about"])
@@ -485,10 +387,10 @@ def schedule_repeats_at_resume(evidence: Evidence, *, tolerance: float, moved: f
     return []
 
 
-@check(needs=[*_DECLARED, "series:lr:points>=20"], facts=["before", "fell_to", "again", "scheduler"])
+@check(needs=[*DECLARED, "series:lr:points>=20"], facts=["before", "fell_to", "again", "scheduler"])
 def schedule_begun_anew(evidence: Evidence, *, tolerance: float, share: float) -> Answer:
     """Up to some step the rate follows the declared schedule, from there on the same schedule begun anew."""
-    both = _declared_and_rates(evidence)
+    both = declared_and_rates(evidence)
     if isinstance(both, Missing):
         return both
     schedule, lr = both
@@ -514,8 +416,5 @@ CHECKS: tuple[Check, ...] = (
     schedule_restarted,
     schedule_repeats_at_resume,
     decay_of_another_length,
-    warmup_never_ends,
-    warmup_skipped,
-    damaged_without_warmup,
     stepped_in_wrong_order,
 )
