@@ -6,6 +6,7 @@ from gradforensics.diagnosis.checks import (
     dynamics,
     batch_size,
     clipping,
+    eval_mode,
     evaluation,
     finiteness,
     index_errors,
@@ -25,6 +26,12 @@ from gradforensics.diagnosis.checks import (
     training_data,
     schedule,
     warmup,
+    memory,
+    order,
+    plateau,
+    replay,
+    scaling,
+    throughput,
 )
 from gradforensics.diagnosis.vocabulary import Check
 
@@ -32,6 +39,7 @@ _MODULES = (
     dynamics,
     batch_size,
     clipping,
+    eval_mode,
     evaluation,
     finiteness,
     index_errors,
@@ -51,6 +59,12 @@ _MODULES = (
     training_data,
     schedule,
     warmup,
+    memory,
+    order,
+    plateau,
+    replay,
+    scaling,
+    throughput,
 )
 CHECKS: dict[str, Check] = {check.name: check for module in _MODULES for check in module.CHECKS}
 if len(CHECKS) != sum(len(module.CHECKS) for module in _MODULES):

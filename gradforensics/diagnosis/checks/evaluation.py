@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gradforensics import signals
+from gradforensics.diagnosis.checks.loss import descending_loss
 from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check, hit_at, label
 from gradforensics.tables import Evidence, Series
 
@@ -42,9 +43,16 @@ def _rise(held_out: Series, least: float, errors: float, evals: int) -> Rise | N
     margin = max(least * max(abs(low), 0.1 * (float(values[0]) - low)), errors * signals.noise_sd(values))
     above = values > low + margin
     end = float(np.median(values[-min(evals, 2) :]))
-    if len(values) - 1 - best < evals or end <= low + margin or not above[-1]:
+    if len(values) - 1 - best < evals or end <= low + margin or not above[-1] or _other_set(held_out, best, end - low):
         return None
     return Rise(best, best + int(np.argmax(above[best:])), (end - low) / max(abs(low), 1e-12))
+
+
+def _other_set(held_out: Series, best: int, rise: float) -> bool:
+    """Whether nearly all of a rise happens from one launch to the next: the evaluation set or its size was changed."""
+    changes = np.diff(held_out.values[best:])
+    launch = np.flatnonzero(np.diff(held_out.attempts[best:]) != 0)
+    return bool(len(launch)) and float(changes[launch].max()) >= 0.8 * rise
 
 
 def _train_falls(evidence: Evidence, since: int) -> tuple[float, float] | Missing | None:
@@ -71,6 +79,8 @@ def eval_rises(evidence: Evidence, *, rise: float, errors: float, evals: int, ac
     evals: so many evaluations must follow the best one. With several evaluation sets at least half of them must rise.
     accuracy: "falls" asks that a logged evaluation accuracy is not better at the end than at the best loss.
     """
+    if isinstance(descending := descending_loss(evidence), Missing):
+        return descending
     sets = [s for s in _losses(evidence) if not _OLD_TASK.search(s.tag)] or _losses(evidence)
     if not sets:
         return Missing("series:eval/loss:points>=5")
@@ -152,7 +162,83 @@ def old_task_forgotten(evidence: Evidence, *, rise: float, errors: float, evals:
     return hits
 
 
+@check(
+    needs=["baseline:series:eval/loss:points>=5", "series:loss"],
+    facts=["rise", "best_step", "best", "end", "wasted", "train_then", "train_now", "risen", "total", "baseline_rise"],
+)
+def eval_rises_unlike_baseline(evidence: Evidence, *, rise: float, errors: float, evals: int, times: float) -> Answer:
+    """The evaluation loss rises as in `eval_rises`, and by `times` as much as that of the run of --baseline."""
+    theirs = None if evidence.baseline is None else evidence.baseline.series("loss", "eval")
+    if theirs is None or len(theirs.good) < _LEAST:
+        return Missing("baseline:series:eval/loss:points>=5")
+    low = float(theirs.good.values.min())
+    usual = (float(np.median(theirs.good.values[-2:])) - low) / max(abs(low), 1e-12)
+    answer = eval_rises.function(evidence, rise=rise, errors=errors, evals=evals, accuracy="falls")
+    if isinstance(answer, Missing):
+        return answer
+    return [
+        replace(hit, facts={**hit.facts, "baseline_rise": usual})
+        for hit in answer
+        if isinstance(found := hit.facts["rise"], float) and found >= times * max(usual, rise / times)
+    ]
+
+
+@check(needs=["series:loss:points>=64"], facts=["epochs", "stairs", "first_level", "last_level", "drop"])
+def train_falls_in_stairs(evidence: Evidence, *, epochs: int, share: float, drop: float, left: float) -> Answer:
+    """The training loss falls at epoch boundaries and hardly within the epochs, down to `left` of its first epoch.
+
+    Samples that are seen again are then remembered. epochs: whole epochs that must be logged; share: part of the
+    boundaries that are stairs; drop: least fall at a stair, as a fraction of the level, and it must exceed what the
+    epoch before it gained from its first to its last quarter.
+    """
+    loss = descending_loss(evidence)
+    if isinstance(loss, Missing):
+        return loss
+    if not np.isfinite(loss.epochs).all() or loss.epochs[-1] < epochs:
+        return [] if np.isfinite(loss.epochs).all() else Missing("the epoch beside every loss")
+    number = np.floor(loss.epochs - 1e-9).astype(int)
+    quarters = _quarters(loss, number)
+    if quarters is None or len(quarters) < epochs:
+        return Missing("series:loss at eight points of each epoch")
+    begins, ends, levels = quarters[:, 0], quarters[:, 1], quarters[:, 2]
+    falls = (ends[:-1] - begins[1:]) / np.maximum(np.abs(ends[:-1]), 1e-12)
+    within = (begins[1:] - ends[1:]) / np.maximum(np.abs(begins[1:]), 1e-12)
+    stairs = (falls >= drop) & (falls > within)
+    if levels[-1] > left * levels[0] or levels[0] <= 0 or float(np.mean(stairs[: epochs - 1])) < share:
+        return []
+    first = int(np.flatnonzero(stairs)[0])
+    index = int(np.searchsorted(number, first + 1))
+    return [
+        hit_at(
+            loss,
+            min(index, len(loss) - 1),
+            epochs=len(quarters),
+            stairs=int(stairs.sum()),
+            first_level=float(levels[0]),
+            last_level=float(levels[-1]),
+            drop=float(falls[first]),
+        )
+    ]
+
+
+def _quarters(loss: Series, number: np.ndarray) -> np.ndarray | None:
+    """Medians of the first and the last quarter and of all of every whole epoch, float64 (epochs, 3)."""
+    edges = np.searchsorted(number, np.arange(number[0], number[-1] + 2))
+    sizes = np.diff(edges)
+    whole = sizes >= 0.9 * np.max(sizes)
+    if np.max(sizes) < 8 or not whole[: max(1, len(whole) - 1)].all():
+        return None
+    rows: list[tuple[float, float, float]] = []
+    for begin, size in zip(edges[:-1][whole].tolist(), sizes[whole].tolist(), strict=True):
+        quarter = max(2, size // 4)
+        part = loss.values[begin : begin + size]
+        rows.append((float(np.median(part[:quarter])), float(np.median(part[-quarter:])), float(np.median(part))))
+    return np.array(rows)
+
+
 CHECKS: tuple[Check, ...] = (
     eval_rises,
+    eval_rises_unlike_baseline,
+    train_falls_in_stairs,
     old_task_forgotten,
 )

@@ -35,7 +35,7 @@ _PHASE_HEADER = re.compile(r"^[\s>*=#-]*(EVAL\w*|VALIDATION|TRAIN\w*|TEST\w*)\b"
 _PHASE_MARKS = ("EVAL", "VALIDATION", "TRAIN", "TEST")
 _BANNER = re.compile(
     r"\s*(Num [Ee]pochs|Instantaneous batch size per device|Total train batch size|"
-    r"Gradient Accumulation steps|Total optimization steps)"
+    r"Gradient Accumulation steps|Total optimization steps|Number of trainable parameters)"
     r"[^=]*= ([\d,]+)\s*$"
 )
 _BANNER_MARKS = (
@@ -45,6 +45,7 @@ _BANNER_MARKS = (
     "Total train batch",
     "Gradient Accumulation",
     "Total optimization",
+    "Number of trainable",
 )
 _DICT_MARKS = ("train_runtime", "eval_")
 _FRAME_MARK = 'File "'
