@@ -9,6 +9,7 @@ import numpy as np
 
 from gradforensics import signals
 from gradforensics.diagnosis.checks.loss import descending_loss
+from gradforensics.diagnosis.checks.order import epochs_of
 from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check, hit_at, label
 from gradforensics.tables import Evidence, Series
 
@@ -194,9 +195,12 @@ def train_falls_in_stairs(evidence: Evidence, *, epochs: int, share: float, drop
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
-    if not np.isfinite(loss.epochs).all() or loss.epochs[-1] < epochs:
-        return [] if np.isfinite(loss.epochs).all() else Missing("the epoch beside every loss")
-    number = np.floor(loss.epochs - 1e-9).astype(int)
+    told = epochs_of(evidence, loss)
+    if told is None:
+        return Missing("the epoch beside every loss")
+    number = np.floor(told - 1e-9).astype(int)
+    if number[-1] - number[0] + 1 < epochs or (np.diff(number) < 0).any():
+        return []
     quarters = _quarters(loss, number)
     if quarters is None or len(quarters) < epochs:
         return Missing("series:loss at eight points of each epoch")

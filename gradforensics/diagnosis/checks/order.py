@@ -20,7 +20,7 @@ _EPOCHS = 40  # epochs that are compared
 # ------------------------------------------------------------------------------------------------- order of an epoch
 
 
-def _epochs_at(evidence: Evidence, loss: Series) -> np.ndarray | None:
+def epochs_of(evidence: Evidence, loss: Series) -> np.ndarray | None:
     """Epoch of every point of the loss, float64 (n,), from its own column or from a logged series of epochs."""
     if np.isfinite(loss.epochs).all() and len(loss):
         return loss.epochs
@@ -34,7 +34,7 @@ def _epochs_at(evidence: Evidence, loss: Series) -> np.ndarray | None:
 
 def _period(evidence: Evidence, loss: Series) -> float | None:
     """Optimizer steps per epoch, None where the log does not tell."""
-    epochs = _epochs_at(evidence, loss)
+    epochs = epochs_of(evidence, loss)
     if epochs is None or not epochs.max() > epochs.min():
         return None
     whole = float(np.mean(epochs == np.round(epochs))) > 0.9
@@ -232,14 +232,15 @@ def _returns(loss: Series, begin: int, level: float, height: float, errors: floa
     places = np.arange(begin, len(loss) - width)
     rises = middles[places + half] - middles[places - half - 1]
     steep = places[rises >= 0.5 * height]
-    # of neighbouring places only the steepest: they are one step
+    # neighbouring places are one step, which lies where it shows most clearly
     for group in np.split(steep, np.flatnonzero(np.diff(steep) > 1) + 1)[:20]:
-        if not len(group):
+        tried = [(i, trend_signals.jump_at(loss.steps, loss.values, i, width)) for i in group[: 4 * width].tolist()]
+        ups = [(up.errors, i, up.height) for i, up in tried if up is not None]
+        if not ups:
             continue
-        index = int(group[np.argmax(middles[group + half] - middles[group - half - 1])])
-        up = trend_signals.jump_at(loss.steps, loss.values, index, width)
+        clearness, index, rise = max(ups)
         later = float(np.median(loss.values[index : index + 2 * width]))
-        if up is not None and up.errors >= errors and up.height >= 0.5 * height and abs(later - level) <= 0.5 * height:
+        if clearness >= errors and rise >= 0.5 * height and abs(later - level) <= 0.5 * height:
             return index
     return None
 

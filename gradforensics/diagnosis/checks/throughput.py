@@ -175,8 +175,10 @@ def slow_for_a_while(evidence: Evidence, *, ratio: float, share: float) -> Answe
     if first is None or first == 0 or slow[-1]:
         return []
     end = first + int(np.argmin(slow[first:]))
-    place, until = int(starts[first]), int(pace.index[int(starts[end])])
-    facts = _facts(pace, usual, float(np.median(medians[first:end])), (end - first) / len(medians))
+    slowed = float(np.median(medians[first:end]))
+    place = _edge(pace.values, int(starts[first - 1]), usual, slowed)
+    until = int(pace.index[int(starts[end])])
+    facts = _facts(pace, usual, slowed, (end - first) / len(medians))
     return [pace.hit(place, **facts, until=int(pace.series.steps[until]))]
 
 
