@@ -90,18 +90,13 @@ def _follows_length(evidence: Evidence, memory: Series, correlation: float) -> b
     return False
 
 
-def _at_evaluations(evidence: Evidence, memory: Series) -> np.ndarray | None:
-    """bool (n - 1,): which changes from point to point span an evaluation; None where none is known."""
+def _evaluated(evidence: Evidence, memory: Series) -> np.ndarray | None:
+    """Steps at which the run evaluates, int64, as logged or else as configured; None where neither tells."""
     steps = [s.steps for n in evidence.names("eval") if (s := evidence.series(n, "eval")) is not None]
     every = evidence.number("eval_steps")
     if steps:
-        evaluated = np.unique(np.concatenate(steps))
-    elif every is not None and every >= 1:
-        evaluated = np.arange(every, memory.steps[-1] + 1, every)
-    else:
-        return None
-    places = np.searchsorted(evaluated, memory.steps, side="left")
-    return np.diff(places) > 0  # an evaluation after step s shows in the next point
+        return np.unique(np.concatenate(steps))
+    return None if every is None or every < 1 else np.arange(every, memory.steps[-1] + 1, every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +110,23 @@ class _Stairs:
 
 
 def _stairs(evidence: Evidence, memory: Series, least: int, share: float, growth: float) -> _Stairs | None:
+    """Growth at evaluations, which lie before the point of their own step or after it, as the loop has it."""
     good = memory.good
-    if len(good) < _LEAST:
+    evaluated = _evaluated(evidence, good)
+    if evaluated is None or len(good) < _LEAST:
         return None
-    at = _at_evaluations(evidence, good)
-    if at is None or int(at.sum()) < least or at.mean() > 0.5:
-        return None
-    change = np.diff(good.values)
-    places = np.flatnonzero(at)[1:]  # the first evaluation warms its own kernels and buffers up
-    rises = change[places]
-    total = float(good.values[-1] - good.values[places[0]])
-    if total < growth * abs(float(good.values[places[0]])) or float(np.mean(rises > 0)) < share:
-        return None
-    if float(rises.sum()) < share * total:
-        return None
-    return _Stairs(len(places) + 1, float(rises.sum()) / total, float(np.median(rises)), int(places[0]) + 1)
+    for side in ("left", "right"):
+        at = np.diff(np.searchsorted(evaluated, good.steps, side=side)) > 0  # type: ignore[call-overload]  # a literal
+        if int(at.sum()) < least or at.mean() > 0.5:
+            continue
+        places = np.flatnonzero(at)[1:]  # the first evaluation warms its own kernels and buffers up
+        rises = np.diff(good.values)[places]
+        first = float(good.values[places[0]])
+        total = float(good.values[-1]) - first
+        if total < growth * abs(first) or float(np.mean(rises > 0)) < share or float(rises.sum()) < share * total:
+            continue
+        return _Stairs(len(places) + 1, float(rises.sum()) / total, float(np.median(rises)), int(places[0]) + 1)
+    return None
 
 
 def _point(series: Series, index: int, facts: dict[str, Fact]) -> Hit:
@@ -229,7 +226,7 @@ def _grows_at_evaluations(evidence: Evidence, name: str, evaluations: int, share
     memory = evidence.series(name)
     if memory is None or len(memory.good) < 40:
         return Missing(f"series:{name}:points>=40")
-    if _at_evaluations(evidence, memory.good) is None:
+    if _evaluated(evidence, memory.good) is None:
         return Missing("series:eval/loss")
     found = _stairs(evidence, memory, evaluations, share, growth)
     if found is None:
