@@ -72,6 +72,19 @@ def fresh_data(run: Path) -> None:
     )
 
 
+def memorised(run: Path) -> None:
+    """HF Trainer: 960 sequences, eight times each, and no evaluation."""
+    hf_lab.fit(
+        run,
+        hf_lab.tiny_gpt2(),
+        hf_lab.Tokens(Chain.make(concentration=1.0).sample(np.random.default_rng(1), count=40 * BATCH)),
+        steps=480,
+        lr_scheduler_type="constant_with_warmup",
+        learning_rate=1e-2,
+        logging_steps=2,
+    )
+
+
 SAMPLES = (
     Sample(
         "gf20-overfit",
@@ -88,6 +101,15 @@ SAMPLES = (
         "a model of chain A fine-tuned on chain B only: eval_old_loss rises while eval_new_loss falls",
         case="GF20",
         variant="forget",
+    ),
+    Sample(
+        "gf20-memorised",
+        "gf20",
+        memorised,
+        "the same sequences over and over without an evaluation: the training loss falls at epoch boundaries",
+        case="GF20",
+        variant="memorised",
+        primary="",
     ),
     Sample(
         "gf20-twin",

@@ -65,11 +65,16 @@ def fit(
     interval: Interval = "step",
     validate_every: int = 0,
     log_every: int = 2,
+    model: TinyLM | None = None,
     **facts: object,
 ) -> None:
-    """Train on fresh sequences, each seen once; validate every `validate_every` steps when that is not 0."""
+    """Train on fresh sequences, each seen once; validate every `validate_every` steps when that is not 0.
+
+    model: another one than the usual.
+    """
     lightning.seed_everything(0, verbose=False)
     module = LitLM(schedule, interval, **facts)
+    module.model = model or module.model
     generator = np.random.default_rng(1)
     held_out = TensorDataset(chain.sample(np.random.default_rng(2), count=512))
 

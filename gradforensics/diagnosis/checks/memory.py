@@ -59,7 +59,9 @@ def _growth(series: Series, warmup: int, fit: float, upwards: float, growth: flo
         x, y = good.steps[start:].astype(float), good.values[start:]
         if len(y) < _LEAST:
             return None
-        found = trend_signals.trend(x, y, tolerance=1e-4 * abs(float(np.median(y))))
+        # a fall by less than what a point usually gains is noise around the line
+        gain = max(trend_signals.theil_sen(np.arange(float(len(y))), y), 0.0)
+        found = trend_signals.trend(x, y, tolerance=max(gain, 1e-4 * abs(float(np.median(y)))))
         steady = found.r2 >= fit and found.upwards >= upwards and found.late >= 0.5 * found.early > 0
         width = max(1, len(y) // 20)
         first, last = float(np.median(y[:width])), float(np.median(y[-width:]))
@@ -93,10 +95,17 @@ def _follows_length(evidence: Evidence, memory: Series, correlation: float) -> b
 def _evaluated(evidence: Evidence, memory: Series) -> np.ndarray | None:
     """Steps at which the run evaluates, int64, as logged or else as configured; None where neither tells."""
     steps = [s.steps for n in evidence.names("eval") if (s := evidence.series(n, "eval")) is not None]
-    every = evidence.number("eval_steps")
     if steps:
         return np.unique(np.concatenate(steps))
-    return None if every is None or every < 1 else np.arange(every, memory.steps[-1] + 1, every)
+    every = _evaluation_interval(evidence)
+    return None if every is None else np.arange(every, memory.steps[-1] + 1, every)
+
+
+def _evaluation_interval(evidence: Evidence) -> float | None:
+    """Steps between evaluations as configured; None where nothing is configured or evaluation is switched off."""
+    every = evidence.number("eval_steps")
+    off = str(evidence.setting("eval_strategy") or evidence.setting("evaluation_strategy") or "").lower()
+    return None if every is None or every < 2 or off in ("no", "epoch") else every
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,8 +385,8 @@ def _evaluating(evidence: Evidence, event: Event) -> bool:
         return True
     if event.step is None or _BACKWARD.search(f"{where} {event.data.get('message', '')}"):
         return False
-    every = evidence.number("eval_steps")
-    return bool(every is not None and every >= 2 and event.step > 0 and event.step % every == 0 and "where" in event.data)
+    every = _evaluation_interval(evidence)
+    return bool(every is not None and event.step > 0 and event.step % every == 0 and "where" in event.data)
 
 
 def _device_ends(evidence: Evidence) -> Iterator[_End]:

@@ -48,9 +48,17 @@ class _Pace:
         return None if self.scale is None else value * self.scale
 
 
-def _pace(evidence: Evidence) -> _Pace | Missing:
-    """The durations of the steps after the first twentieth of the record (compilation, caches, tuning)."""
+def _pace(evidence: Evidence, seconds: float) -> _Pace | Missing:
+    """The durations of the steps after the first twentieth of the record (compilation, caches, tuning).
+
+    seconds: least time that distances between points must cover: what else the machine does shows in seconds, not in
+    hours, and they hold everything that happens between two points.
+    """
     found: _Pace | Missing = evidence.once("pace", lambda: _find(evidence))
+    if not isinstance(found, Missing) and not found.logged:
+        covered = float(found.values.sum()) * max(found.series.cadence, 1.0)
+        if covered < seconds:
+            return Missing("series:step_time:points>=40")
     return found
 
 
@@ -78,7 +86,6 @@ def _positive(series: Series, values: np.ndarray, *, logged: bool, index: np.nda
     kept = np.flatnonzero((values > 0) & (index >= max(3, len(series) // 20)))
     if len(kept) < _LEAST or series.step_unit not in ("step", "micro_step"):
         return None
-    # a mean over the whole run so far (a progress bar's it/s) hides what happened; it moves by less and less
     scale = (1e-3 if _MILLISECONDS.search(series.tag) else 1.0) if series.name == _LOGGED or not logged else None
     return _Pace(series, index[kept], values[kept], logged, scale)
 
@@ -110,13 +117,13 @@ def _facts(pace: _Pace, before: float, now: float, share: float) -> dict[str, Fa
 
 
 @check(needs=[], facts=_FACTS)
-def steps_get_slower(evidence: Evidence, *, ratio: float, order: float) -> Answer:
+def steps_get_slower(evidence: Evidence, *, ratio: float, order: float, seconds: float) -> Answer:
     """Steps get slower bit by bit: the medians of twenty blocks rise by `ratio` over the record.
 
     order: least rank correlation (Spearman) of the medians with time. A change from one block to the next that makes up
     half of the rise is a new level and no drift.
     """
-    pace = _pace(evidence)
+    pace = _pace(evidence, seconds)
     if isinstance(pace, Missing):
         return pace
     medians, starts = pace.blocks()
@@ -129,12 +136,12 @@ def steps_get_slower(evidence: Evidence, *, ratio: float, order: float) -> Answe
 
 
 @check(needs=[], facts=_FACTS)
-def new_slower_level(evidence: Evidence, *, ratio: float, share: float) -> Answer:
+def new_slower_level(evidence: Evidence, *, ratio: float, share: float, seconds: float) -> Answer:
     """From one point on steps take `ratio` times as long, to the end of the record and for `share` of it at least.
 
     Every block after it is slower than every block before it.
     """
-    pace = _pace(evidence)
+    pace = _pace(evidence, seconds)
     if isinstance(pace, Missing):
         return pace
     medians, starts = pace.blocks()
@@ -163,9 +170,9 @@ def _edge(values: np.ndarray, begin: int, before: float, after: float) -> int:
 
 
 @check(needs=[], facts=[*_FACTS, "until"])
-def slow_for_a_while(evidence: Evidence, *, ratio: float, share: float) -> Answer:
+def slow_for_a_while(evidence: Evidence, *, ratio: float, share: float, seconds: float) -> Answer:
     """Steps take `ratio` times as long for `share` of the record or more, and then are as fast as before."""
-    pace = _pace(evidence)
+    pace = _pace(evidence, seconds)
     if isinstance(pace, Missing):
         return pace
     medians, starts = pace.blocks()
@@ -189,7 +196,7 @@ def regular_pauses(evidence: Evidence, *, times: float, lost: float, count: int)
     Only step times that were logged as such tell: distances between points hold evaluations by design, and pauses at
     the steps of evaluations are left out here too.
     """
-    pace = _pace(evidence)
+    pace = _pace(evidence, 0.0)
     if isinstance(pace, Missing):
         return pace
     if not pace.logged:
@@ -220,12 +227,12 @@ def regular_pauses(evidence: Evidence, *, times: float, lost: float, count: int)
 
 
 @check(needs=["baseline:series:loss"], facts=_FACTS)
-def slower_than_baseline(evidence: Evidence, *, ratio: float) -> Answer:
+def slower_than_baseline(evidence: Evidence, *, ratio: float, seconds: float) -> Answer:
     """Steps take `ratio` times as long as those of the run of --baseline, with the same batch, length and ranks."""
-    mine = _pace(evidence)
+    mine = _pace(evidence, seconds)
     if isinstance(mine, Missing) or evidence.baseline is None:
         return mine if isinstance(mine, Missing) else Missing("baseline:series:loss")
-    theirs = _pace(evidence.baseline)
+    theirs = _pace(evidence.baseline, seconds)
     if isinstance(theirs, Missing) or mine.series.name != theirs.series.name or mine.series.tag != theirs.series.tag:
         return Missing("baseline:series:step_time:points>=40")
     if any(evidence.number(key) != evidence.baseline.number(key) for key in _SAME_WORK):
