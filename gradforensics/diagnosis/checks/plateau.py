@@ -31,6 +31,10 @@ class _Settled:
         return None if self.held_out is None else abs(self.held_out - self.level) / max(abs(self.level), 1e-12)
 
 
+_STILL = 0.005  # change of a loss over its last part, as a fraction, that is no progress however sure it is
+_MOVES = 0.02  # and one that is, however noisy
+
+
 def _settled(evidence: Evidence, share: float, errors: float, high: float) -> _Settled | Missing | None:
     """The flat end of the loss; None where it still falls (or rises), or where the learning rate had been let down."""
     loss = descending_loss(evidence)
@@ -41,8 +45,8 @@ def _settled(evidence: Evidence, share: float, errors: float, high: float) -> _S
     start = int(len(loss) * (1 - share))
     tail = signals.slope(loss.steps[start:], loss.values[start:])
     level = float(np.median(loss.values[start:]))
-    change = tail.per_step * float(loss.steps[-1] - loss.steps[start])
-    if abs(tail.significant) > errors or abs(change) > 0.02 * abs(level):
+    change = abs(tail.per_step * float(loss.steps[-1] - loss.steps[start])) / max(abs(level), 1e-12)
+    if change > _MOVES or (abs(tail.significant) > errors and change > _STILL):
         return None
     lr = evidence.series("lr")
     if lr is None or len(lr.good) < 2:
