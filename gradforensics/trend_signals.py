@@ -5,10 +5,13 @@ What counts as too much is brought by checks from the rule files.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
 import numpy as np
+
+from gradforensics import signals
 
 _PAIRS = 300  # points of which all pairs are compared
 
@@ -18,7 +21,7 @@ def block_medians(values: np.ndarray, count: int) -> np.ndarray:
     if len(values) <= count:
         return values.astype(float)
     edges = np.linspace(0, len(values), count + 1).astype(int)
-    return np.array([np.median(values[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)])
+    return np.array([np.median(values[a:b]) for a, b in itertools.pairwise(edges)])
 
 
 def block_starts(points: int, count: int) -> np.ndarray:
@@ -81,15 +84,17 @@ def ranks_of(values: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def high_pass(profile: np.ndarray, width: int = 5) -> np.ndarray:
-    """What is left of values along the last axis when the mean of `width` points around each is taken off.
+def high_pass(values: np.ndarray, width: int = 5) -> np.ndarray:
+    """What is left of values when the mean of `width` points around each is taken off.
 
     Slow shapes (a trend, a stair, a warm-up) go; what belongs to single points stays. The ends use what is there.
+    Points beyond three standard deviations of the noise are pulled in first: they must not bend their neighbours.
     """
+    middle = signals.rolling_median(values, width)
+    reach = 3 * signals.noise_sd(values)
+    tame = np.clip(values, middle - reach, middle + reach)
     kernel = np.ones(width)
-    weight = np.convolve(np.ones(profile.shape[-1]), kernel, mode="same")
-    smooth = np.apply_along_axis(lambda row: np.convolve(row, kernel, mode="same") / weight, -1, profile)
-    rest: np.ndarray = profile - smooth
+    rest: np.ndarray = tame - np.convolve(tame, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
     return rest
 
 
@@ -110,7 +115,7 @@ def likeness(profiles: np.ndarray) -> Likeness:
     count, points = profiles.shape
     if count < 2 or points < 8:
         return Likeness(0.0, 0.0)
-    ranks = ranks_of(high_pass(profiles))
+    ranks = ranks_of(np.stack([high_pass(row) for row in profiles]))
     found = np.corrcoef(ranks)[np.triu_indices(count, 1)]
     mean = float(np.mean(found))
     return Likeness(mean, mean * math.sqrt((points - 1) * len(found)))

@@ -32,6 +32,12 @@ MODULES = (
     "gf29",
     "gf35",
     "gf39",
+    "gf21",
+    "gf23",
+    "gf27",
+    "gf35",
+    "gf40",
+    "gf42",
     "healthy",
     "healthy_others",
 )

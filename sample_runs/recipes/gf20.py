@@ -79,8 +79,9 @@ def memorised(run: Path) -> None:
     """Random labels of 640 samples that are known by their number alone: each visit teaches one of them, five times."""
     torch.manual_seed(0)
     count, classes, epochs = 640, 16, 5
-    model = nn.Sequential(nn.Embedding(count, WIDTH), nn.Linear(WIDTH, classes))
-    nn.init.normal_(model[0].weight, std=0.1)
+    table = nn.Embedding(count, WIDTH)
+    nn.init.normal_(table.weight, std=0.1)
+    model = nn.Sequential(table, nn.Linear(WIDTH, classes))
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(0, classes, (count,), generator=generator)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
@@ -89,7 +90,8 @@ def memorised(run: Path) -> None:
     write_json(run / "config.json", facts | {"num_classes": classes, "max_steps": epochs * steps})
     with json_lines(run / "metrics.jsonl") as log:
         for epoch in range(epochs):
-            for i, chosen in enumerate(torch.randperm(count, generator=generator).split(BATCH), 1):
+            order = torch.randperm(count, generator=generator).reshape(steps, BATCH)
+            for i, chosen in enumerate(order, 1):
                 optimizer.zero_grad()
                 loss = functional.cross_entropy(model(chosen), labels[chosen])
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
@@ -120,7 +122,7 @@ SAMPLES = (
         "gf20-memorised",
         "gf20",
         memorised,
-        "random labels learnt by heart in five epochs without an evaluation: the training loss falls at epoch boundaries",
+        "random labels learnt by heart in five epochs, no evaluation: the training loss falls at epoch boundaries",
         case="GF20",
         variant="memorised",
         primary="",

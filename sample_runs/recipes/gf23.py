@@ -7,11 +7,11 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from lab import (
     BATCH,
     LENGTH,
@@ -30,6 +30,7 @@ from lab import (
     write_json,
 )
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sampler, TensorDataset
 
@@ -74,7 +75,7 @@ def epochs(run: Path, *, set_epoch: bool) -> None:
                 log(place | {"loss": loss.item(), "grad_norm": norm, "lr": rate})
 
 
-def worker(rank: int, port: int, run: str, shared: bool) -> None:  # noqa: FBT001  # spawn passes places, not names
+def worker(rank: int, port: int, run: str, shared: bool) -> None:  # spawn passes places, not names
     """One of two gloo processes; `shared`: both use the same seed and no DistributedSampler."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
@@ -111,7 +112,7 @@ def two_ranks(run: Path, *, shared: bool) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
-    mp.spawn(worker, (port, str(run), shared), nprocs=2)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    spawn(worker, (port, str(run), shared), nprocs=2)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def resumed(run: Path, *, restored: bool) -> None:
@@ -122,7 +123,7 @@ def resumed(run: Path, *, restored: bool) -> None:
     optimizer = adamw(model, LR)
     schedule = scheduler(optimizer, constant(20))
     write_json(run / "config.json", plain_config(**(FACTS | {"max_steps": 300})))
-    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "schedule": schedule}
     saved: dict[str, dict[str, object]] = {}
     for first, last in ((1, 150), (141, 300)):
         launched = time.monotonic()

@@ -1,6 +1,6 @@
 """GF27: memory that grows from step to step or at evaluations, and launches whose memory ran out.
 
-The memory of a training on the CPU is what the C allocator has given out (mallinfo2), or the resident set of the process.
+The memory of a training on the CPU is what the C allocator has given out (mallinfo2), or its resident set.
 Messages of CUDA are in the wording of PyTorch 2.6, below the log of a training that really ran.
 """
 
@@ -48,7 +48,18 @@ class _Mallinfo(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "top")
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "top",
+        )
     )
 
 
@@ -97,7 +108,7 @@ def evaluated(run: Path, *, no_grad: bool) -> None:
     optimizer = adamw(model, LR)
     schedule = scheduler(optimizer, constant(20))
     write_json(run / "config.json", plain_config(**(CONFIG | {"max_steps": 250})))
-    with SummaryWriter(str(run), filename_suffix=".train") as writer:  # type: ignore[no-untyped-call]  # torch's own
+    with SummaryWriter(str(run), filename_suffix=".train") as writer:
         for step in range(1, 251):
             rate = current_lr(optimizer)
             tokens = chain.sample(generator)
@@ -206,10 +217,10 @@ def reserved_growth(run: Path) -> None:
 
 FULL = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 79.15 GiB of "
-    "which {free} is free. Including non-PyTorch memory, this process has {used} memory in use. Of the allocated memory "
-    "{allocated} is allocated by PyTorch, and {idle} is reserved by PyTorch but unallocated. If reserved but unallocated "
-    "memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
-    "documentation for Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+    "which {free} is free. Including non-PyTorch memory, this process has {used} memory in use. Of the allocated "
+    "memory {allocated} is allocated by PyTorch, and {idle} is reserved by PyTorch but unallocated. If reserved but "
+    "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
+    "See documentation for Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
 )
 
 
@@ -238,7 +249,9 @@ EVALUATION = traceback(
 )
 
 
-def console_run(run: Path, steps: int, last: str, *, first: str = "", middle: tuple[int, str] = (0, ""), **facts: object) -> None:
+def console_run(
+    run: Path, steps: int, last: str, *, first: str = "", middle: tuple[int, str] = (0, ""), **facts: object
+) -> None:
     """A training whose console is kept; `first` is printed before it, `last` after it, `middle` after one step."""
     chain, model, generator = beginning()
     write_json(run / "config.json", plain_config(**(CONFIG | {"max_steps": 300} | facts)))
@@ -314,7 +327,8 @@ OUT_OF_MEMORY: tuple[tuple[str, str, Callable[[Path], None], str], ...] = (
         lambda run: console_run(
             run,
             140,
-            "slurmstepd: error: Detected 1 oom_kill event in StepId=4242.0. Some of the step tasks have been OOM Killed.",
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=4242.0. "
+            "Some of the step tasks have been OOM Killed.",
         ),
         "oom",
     ),

@@ -8,7 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from lab import Chain, Sample, Schedule, adamw, constant, csv_rows, language_model, main, plain_config, scheduler, write_json
+from lab import (
+    Chain,
+    Sample,
+    Schedule,
+    adamw,
+    constant,
+    csv_rows,
+    language_model,
+    main,
+    plain_config,
+    scheduler,
+    write_json,
+)
 from torch import nn
 
 STEPS = 200

@@ -1,4 +1,4 @@
-"""Checks on the mode of a model: dropout or batch statistics at work where they should not be, or missing in training."""
+"""Checks on the mode of a model: dropout or batch statistics at work in an evaluation, or missing in training."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def one_step_evaluated_differently(evidence: Evidence, *, difference: float, ste
 
 @check(needs=["series:eval/loss:points>=8", "series:loss:points>=20"], facts=["noise", "level", "train"])
 def eval_jumps_about(evidence: Evidence, *, noise: float, times: float) -> Answer:
-    """The evaluation loss is above `times` the training loss and jumps about by `noise` of its level from one to the next.
+    """The evaluation loss is above `times` the training loss and jumps about by `noise` of its level.
 
     Batch statistics that do not fit the weights do that. A single spike does not count (the noise is a median), and a
     rise, as overfitting shows it, is no noise.

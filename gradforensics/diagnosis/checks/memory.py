@@ -10,10 +10,12 @@ import numpy as np
 
 from gradforensics import trend_signals
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
-from gradforensics.tables import Evidence, Event, Series
+from gradforensics.tables import Event, Evidence, Series
 
 _LEAST = 30  # points of which a trend of memory is read
-_LENGTH = re.compile(r"(?:seq|sequence|context|input|token|prompt|sample)s?[_ ]?len(?:gth)?|max_len|num_tokens_in_batch")
+_LENGTH = re.compile(
+    r"(?:seq|sequence|context|input|token|prompt|sample)s?[_ ]?len(?:gth)?|max_len|num_tokens_in_batch"
+)
 _HOST = re.compile(
     r"DefaultCPUAllocator|Cannot allocate memory|^MemoryError|ArrayMemoryError|cgroup|oom[-_]kill|OOMKilled"
     r"|Out of memory: Kill|Out Of Memory|job killed: (?:mem|vmem)|TERM_MEMLIMIT",
@@ -47,7 +49,7 @@ def _settled(series: Series, warmup: int) -> int:
 
 
 def _growth(series: Series, warmup: int, fit: float, upwards: float, growth: float) -> Growth | None:
-    """The longest part up to the end (all of it, or the last three quarters, half) over which the series rises steadily.
+    """The longest part up to the end (all of it, the last three quarters, half) over which the series rises steadily.
 
     Steadily: a straight line explains `fit` of the variance, `upwards` of the changes are no falls, and the second half
     rises at least half as fast as the first: a cache that fills up, or the highest value so far, levels off.
@@ -125,7 +127,7 @@ def _stairs(evidence: Evidence, memory: Series, least: int, share: float, growth
     if evaluated is None or len(good) < _LEAST:
         return None
     for side in ("left", "right"):
-        at = np.diff(np.searchsorted(evaluated, good.steps, side=side)) > 0  # type: ignore[call-overload]  # a literal
+        at = np.diff(np.searchsorted(evaluated, good.steps, side=side)) > 0
         if int(at.sum()) < least or at.mean() > 0.5:
             continue
         places = np.flatnonzero(at)[1:]  # the first evaluation warms its own kernels and buffers up
@@ -175,7 +177,7 @@ def allocated_grows(
 
     warmup: steps in which allocator and kernels settle; fit, upwards, growth: least R^2, share of changes that are no
     falls, and rise as a fraction of the first level. Memory that follows the sequence length (correlation `length`) and
-    stairs at evaluations (`stairs` of the rise) are other things. ended: "oom" asks that memory ran out, "any" does not.
+    stairs at evaluations (`stairs` of the rise) are other things. ended: "oom" asks that memory ran out; else "any".
     """
     memory = evidence.series("memory_allocated")
     if memory is None or len(memory.good) < 40:
@@ -253,7 +255,7 @@ def _grows_at_evaluations(evidence: Evidence, name: str, evaluations: int, share
 
 
 def _trains_on_host(evidence: Evidence) -> bool:
-    """Whether the training ran on the CPU, as far as the settings say; the memory of the process is then what counts."""
+    """Whether the settings say that the training ran on the CPU; the memory of the process is then what counts."""
     if evidence.series("memory_allocated") is not None:
         return False
     told = str(evidence.setting("device") or evidence.setting("accelerator") or "").lower()
@@ -457,7 +459,7 @@ def oom_late(evidence: Evidence, *, share: float, warmup: int, fit: float, upwar
 
 @check(needs=[], facts=_OOM_FACTS)
 def host_out_of_memory(evidence: Evidence) -> Answer:
-    """The memory of the host, or its limit for this job, ran out: the allocator of the CPU failed, or a process was killed."""
+    """The memory of the host, or its limit for this job, ran out: its allocator failed, or a process was killed."""
     if evidence.events is None:
         return Missing("events:console")
     end = _fatal(evidence)

@@ -146,10 +146,15 @@ def _first_equal(series: list[Series], points: int, share: float) -> tuple[int, 
 # ------------------------------------------------------------------------------------------------------------ resume
 
 
-def _resumes(evidence: Evidence) -> list[tuple[Series, Series]]:
-    """(loss before, loss after) at every resume that went on at a later step, the first attempt's record before all."""
-    parts = [s.good for s in evidence.attempts("loss") if len(s.good) >= 8]
-    return [(a, b) for a, b in zip(parts, parts[1:], strict=False) if int(b.steps[0]) > int(a.steps[0]) + 8 * a.cadence]
+def _resumes(evidence: Evidence, loss: Series) -> list[int]:
+    """Index of the first point of every launch but the first: attempts, resume lines, elapsed times that begin anew."""
+    firsts = [int(s.steps[0]) for s in evidence.attempts("loss")[1:] if len(s)]
+    firsts += [e.step + 1 for e in evidence.events_of("resume") if e.step is not None]
+    elapsed = evidence.series("elapsed")
+    if elapsed is not None and len(elapsed.good) > 1:
+        firsts += [int(v) for v in elapsed.good.steps[1:][np.diff(elapsed.good.values) < 0]]
+    places = np.searchsorted(loss.steps, sorted(set(firsts)))
+    return [int(i) for i in np.unique(places) if 8 <= i <= len(loss) - 8]
 
 
 @check(needs=["series:loss:points>=64"], facts=["resumed", "correlation", "errors", "points", "first_step"])
@@ -160,34 +165,33 @@ def resume_restarts_the_data(evidence: Evidence, *, correlation: float, errors: 
     beginning of the run, at the same distance of steps. Where the epochs show one order (P steps each) and the resume
     lies at an epoch boundary, they are alike by right.
     """
-    if len(evidence.attempts("loss")) < 2:
-        return Missing("a resumed run (two launches)")
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
-    begin = evidence.attempts("loss")[0].good
+    resumes = _resumes(evidence, loss)
+    if not resumes:
+        return Missing("a resumed run (two launches)")
+    period = _period(evidence, loss)
     judged = False
-    for _, after in _resumes(evidence):
-        offset = int(after.steps[0] - begin.steps[0])
-        period = _period(evidence, loss)
-        if period is not None and offset % round(period) < after.cadence:
+    for place in resumes:
+        offset = int(loss.steps[place] - loss.steps[0])
+        if period is not None and offset % round(period) < loss.cadence:
             continue
-        common, first, again = np.intersect1d(begin.steps + offset, after.steps, return_indices=True)
-        ahead = common < begin.steps[0] + offset + offset  # beyond it the first record is that after the resume point
-        first, again = first[ahead][:_PROFILE], again[ahead][:_PROFILE]
-        if len(first) < points:
+        common, first, again = np.intersect1d(loss.steps[:place] + offset, loss.steps[place:], return_indices=True)
+        if len(common) < points:
             continue
         judged = True
-        found = trend_signals.likeness(np.stack([begin.values[first], after.values[again]]))
+        pair = np.stack([loss.values[first[:_PROFILE]], loss.values[place + again[:_PROFILE]]])
+        found = trend_signals.likeness(pair)
         if found.correlation >= correlation and found.errors >= errors:
             facts: dict[str, Fact] = {
-                "resumed": int(after.steps[0]),
+                "resumed": int(loss.steps[place]),
                 "correlation": found.correlation,
                 "errors": found.errors,
-                "points": len(first),
-                "first_step": int(begin.steps[0]),
+                "points": pair.shape[1],
+                "first_step": int(loss.steps[0]),
             }
-            return [hit_at(after, 0, facts, after=int(after.steps[0] - after.cadence))]
+            return [hit_at(loss, place, facts)]
     return [] if judged else Missing("series:loss at every step around a resume")
 
 
@@ -198,24 +202,25 @@ def resume_drops_then_returns(evidence: Evidence, *, errors: float, drop: float,
     It is lower on samples that the model has seen before, until new ones begin. errors, drop: least height of both
     steps, in standard errors and as a fraction of the loss; width: points on each side that are compared.
     """
-    if len(evidence.attempts("loss")) < 2:
-        return Missing("a resumed run (two launches)")
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
+    resumes = _resumes(evidence, loss)
+    if not resumes:
+        return Missing("a resumed run (two launches)")
     judged = False
-    for _, after in _resumes(evidence):
-        index = int(np.searchsorted(loss.steps, after.steps[0]))
+    for index in resumes:
+        resumed = int(loss.steps[index])
         down = trend_signals.jump_at(loss.steps, loss.values, index, width)
         if down is None or len(loss) - index < 3 * width:
             continue
         judged = True
-        if down.errors > -errors or -down.height < drop * abs(down.before) or _rate_jumps(evidence, int(after.steps[0])):
+        if down.errors > -errors or -down.height < drop * abs(down.before) or _rate_jumps(evidence, resumed):
             continue
         back = _returns(loss, index + width, down.before, -down.height, errors, width)
         if back is not None:
             facts: dict[str, Fact] = {
-                "resumed": int(after.steps[0]),
+                "resumed": resumed,
                 "before": down.before,
                 "dropped_to": down.before + down.height,
                 "back_at": int(loss.steps[back]),
@@ -241,7 +246,7 @@ def _returns(loss: Series, begin: int, level: float, height: float, errors: floa
         clearness, index, rise = max(ups)
         later = float(np.median(loss.values[index : index + 2 * width]))
         if clearness >= errors and rise >= 0.5 * height and abs(later - level) <= 0.5 * height:
-            return index
+            return int(index)
     return None
 
 

@@ -126,7 +126,7 @@ def settles_above_baseline(
 
 @check(needs=["series:loss:points>=40"], facts=[*_FACTS, "classes"])
 def settles_at_chance(evidence: Evidence, *, share: float, errors: float, high: float, near: float) -> Answer:
-    """The loss is flat at a high learning rate within `near` of ln C, the loss of guessing among C classes or tokens."""
+    """The loss is flat at a high learning rate within `near` of ln C, the loss of guessing among C classes."""
     found = _settled(evidence, share, errors, high)
     if found is None or isinstance(found, Missing):
         return found or []
