@@ -14,13 +14,23 @@ import numpy as np
 from gradforensics import signals
 
 _PAIRS = 300  # points of which all pairs are compared
+_POINTS = 1200  # points, or medians of so many blocks, in which growth is looked for
+_LEAST = 30  # points of which growth is read
 
 
 def block_medians(values: np.ndarray, count: int) -> np.ndarray:
-    """Medians of `count` neighbouring blocks of nearly equal size, or the values themselves where they are fewer."""
+    """Medians of `count` neighbouring blocks of nearly equal size, or the values themselves where they are fewer.
+
+    Large blocks are all taken as long as the shortest one, so that they can be sorted together.
+    """
     if len(values) <= count:
         return values.astype(float)
     edges = np.linspace(0, len(values), count + 1).astype(int)
+    size = len(values) // count
+    if size > 20:
+        rows = np.lib.stride_tricks.sliding_window_view(values, size)[edges[:-1]]
+        together: np.ndarray = np.median(rows, axis=1).astype(float)
+        return together
     return np.array([np.median(values[a:b]) for a, b in itertools.pairwise(edges)])
 
 
@@ -76,6 +86,54 @@ def trend(x: np.ndarray, y: np.ndarray, tolerance: float = 0.0) -> Trend:
         theil_sen(bx[: half + 1], by[: half + 1]),
         theil_sen(bx[half:], by[half:]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A steady growth: index of its first point, level there and at the end, trend of that part."""
+
+    start: int
+    first: float
+    last: float
+    trend: Trend
+
+    @property
+    def share(self) -> float:
+        """Rise as a fraction of the first level."""
+        return (self.last - self.first) / max(abs(self.first), 1e-12)
+
+
+def steady_growth(
+    steps: np.ndarray, values: np.ndarray, begin: int, fit: float, upwards: float, growth: float
+) -> Growth | None:
+    """The longest part up to the end over which values rise steadily by `growth` of their first level, or None.
+
+    Parts: all from index `begin` on, the last three quarters of it, its last half; 30 points at least. Steadily: a
+    straight line explains `fit` of the variance, `upwards` of the changes are no falls, and the second half rises at
+    least half as fast as the first: a cache that fills up, or the highest value so far, levels off.
+    """
+    x, y = (block_medians(v[begin:].astype(float), _POINTS) for v in (steps, values))
+    places = begin + block_starts(len(values) - begin, _POINTS)
+    for start in (0, len(y) // 4, len(y) // 2):
+        if len(y) - start < _LEAST:
+            return None
+        found = _steady(x[start:], y[start:], fit, upwards, growth)
+        if found is not None:
+            return Growth(int(places[start]), *found)
+    return None
+
+
+def _steady(
+    x: np.ndarray, y: np.ndarray, fit: float, upwards: float, growth: float
+) -> tuple[float, float, Trend] | None:
+    """(first level, last level, trend) of a part that rises steadily; None of any other."""
+    # a fall by less than what a point usually gains is noise around the line
+    gain = max(theil_sen(np.arange(float(len(y))), y), 0.0)
+    found = trend(x, y, tolerance=max(gain, 1e-4 * abs(float(np.median(y)))))
+    steady = found.r2 >= fit and found.upwards >= upwards and found.late >= 0.5 * found.early > 0
+    width = max(1, len(y) // 20)
+    first, last = float(np.median(y[:width])), float(np.median(y[-width:]))
+    return (first, last, found) if steady and found.rise >= growth * abs(first) > 0 else None
 
 
 def ranks_of(values: np.ndarray) -> np.ndarray:

@@ -235,7 +235,7 @@ def traceback(*frames: str) -> str:
     for frame in frames:
         place, function, code = frame.split(" ", 2)
         file, line = place.split(":")
-        lines += [f'  File "/workspace/{file}", line {line}, in {function}', f"    {code}"]
+        lines += [f'  File "/srv/job/{file}", line {line}, in {function}', f"    {code}"]
     return "\n".join(lines)
 
 

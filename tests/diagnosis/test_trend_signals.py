@@ -45,6 +45,25 @@ def test_what_fills_up_is_steeper_early_than_late():
     assert found.late < 0.5 * found.early
 
 
+def test_growth_is_found_from_where_it_begins_and_not_where_it_ends():
+    steps = np.arange(400)
+    late = np.concatenate([np.full(180, 100.0), np.linspace(100, 200, 220)])
+    found = trend_signals.steady_growth(steps, late, 0, 0.9, 0.95, 0.1)
+    assert found is not None
+    assert found.start in (100, 200)
+    assert found.last == pytest.approx(200, rel=0.05)
+    full = np.concatenate([np.linspace(100, 200, 200), np.full(200, 200.0)])
+    assert trend_signals.steady_growth(steps, full, 0, 0.9, 0.95, 0.1) is None
+
+
+def test_many_points_grow_as_their_blocks_do():
+    steps = np.arange(100_000)
+    found = trend_signals.steady_growth(steps, 1e9 + 100.0 * steps, 50, 0.9, 0.95, 0.005)
+    assert found is not None
+    assert found.start == 50
+    assert found.trend.slope == pytest.approx(100, rel=1e-3)
+
+
 def test_epochs_in_one_order_are_alike_and_shuffled_ones_are_not():
     rng = np.random.default_rng(0)
     order = rng.normal(0, 1, 40)

@@ -7,8 +7,8 @@ import numpy as np
 OOM = (
     "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacty of "
     "23.69 GiB of which {free} is free. Including non-PyTorch memory, this process has 23.60 GiB memory in use. Of "
-    "the allocated memory {allocated} is allocated by PyTorch, and {idle} is reserved by PyTorch but unallocated. If reserved but "
-    "unallocated memory is large try setting max_split_size_mb to avoid fragmentation."
+    "the allocated memory {allocated} is allocated by PyTorch, and {idle} is reserved by PyTorch but unallocated. If "
+    "reserved but unallocated memory is large try setting max_split_size_mb to avoid fragmentation."
 )
 
 

@@ -27,49 +27,16 @@ _BACKWARD = re.compile(r"backward", re.IGNORECASE)
 _STATE_BYTES = 16  # per parameter: Adam with mixed precision (Rajbhandari et al., ZeRO, section 3.1)
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """A steady growth: index of its first point, level there and at the end, trend of that part."""
-
-    start: int
-    first: float
-    last: float
-    trend: trend_signals.Trend
-
-    @property
-    def share(self) -> float:
-        """Rise as a fraction of the first level."""
-        return self.trend.rise / max(abs(self.first), 1e-12)
-
-
 def _settled(series: Series, warmup: int) -> int:
     """Index of the first point after the warm-up, which is never more than a quarter of the record."""
     past = int(np.searchsorted(series.steps, series.steps[0] + warmup))
     return min(past, len(series) // 4)
 
 
-def _growth(series: Series, warmup: int, fit: float, upwards: float, growth: float) -> Growth | None:
-    """The longest part up to the end (all of it, the last three quarters, half) over which the series rises steadily.
-
-    Steadily: a straight line explains `fit` of the variance, `upwards` of the changes are no falls, and the second half
-    rises at least half as fast as the first: a cache that fills up, or the highest value so far, levels off.
-    """
+def _growth(series: Series, warmup: int, fit: float, upwards: float, growth: float) -> trend_signals.Growth | None:
+    """A steady growth up to the end, after the warm-up."""
     good = series.good
-    begin = _settled(good, warmup)
-    for share in (0.0, 0.25, 0.5):
-        start = begin + int(share * (len(good) - begin))
-        x, y = good.steps[start:].astype(float), good.values[start:]
-        if len(y) < _LEAST:
-            return None
-        # a fall by less than what a point usually gains is noise around the line
-        gain = max(trend_signals.theil_sen(np.arange(float(len(y))), y), 0.0)
-        found = trend_signals.trend(x, y, tolerance=max(gain, 1e-4 * abs(float(np.median(y)))))
-        steady = found.r2 >= fit and found.upwards >= upwards and found.late >= 0.5 * found.early > 0
-        width = max(1, len(y) // 20)
-        first, last = float(np.median(y[:width])), float(np.median(y[-width:]))
-        if steady and found.rise >= growth * abs(first) > 0:
-            return Growth(start, first, last, found)
-    return None
+    return trend_signals.steady_growth(good.steps, good.values, _settled(good, warmup), fit, upwards, growth)
 
 
 def _collects(evidence: Evidence) -> bool:
@@ -149,7 +116,7 @@ def _point(series: Series, index: int, facts: dict[str, Fact]) -> Hit:
 _GROWTH_FACTS = ("first", "last", "share", "fit", "per_step", "since")
 
 
-def _growth_hit(series: Series, found: Growth) -> Hit:
+def _growth_hit(series: Series, found: trend_signals.Growth) -> Hit:
     facts: dict[str, Fact] = {
         "first": found.first,
         "last": found.last,

@@ -37,6 +37,10 @@ _MOVES = 0.02  # and one that is, however noisy
 
 def _settled(evidence: Evidence, share: float, errors: float, high: float) -> _Settled | Missing | None:
     """The flat end of the loss; None where it still falls (or rises), or where the learning rate had been let down."""
+    return evidence.once(("settled", share, errors, high), lambda: _flat_end(evidence, share, errors, high))
+
+
+def _flat_end(evidence: Evidence, share: float, errors: float, high: float) -> _Settled | Missing | None:
     loss = descending_loss(evidence)
     if isinstance(loss, Missing):
         return loss
