@@ -384,7 +384,7 @@ def _states(evidence: Evidence, event: Event) -> tuple[float, float] | None:
     """(parameters, bytes of their states) where Adam's states alone exceed the device; None where they do not."""
     parameters, total = evidence.number("num_parameters"), event.data.get("total")
     optimizer = str(evidence.setting("optim") or "adam").lower()
-    sharded = evidence.number("zero_stage") or evidence.setting("fsdp") or evidence.setting("peft_type")
+    sharded = evidence.number("zero_optimization.stage") or evidence.setting("fsdp") or evidence.setting("peft_type")
     if parameters is None or not isinstance(total, (int, float)) or "adam" not in optimizer or "8bit" in optimizer:
         return None
     needed = _STATE_BYTES * parameters
