@@ -8,6 +8,7 @@
     settings = { lr_scheduler_type = "cosine" }
     baseline = { series = { .. }, .. }    the healthy run of --baseline: the evidence of an example
     travels  = [ { step = 2, ... } ]      any other table as a list of rows; absent = not available, [] = nothing found
+    reader = "console"                    the reader of the evidence; ending = "completed": how its record ends
     fires_at = 120 | fires = true (at no step) | clear = true | missing = ["series:lr"]
     variant, strength, severity, refuted_by: what a firing or clear example must also say
 
@@ -30,6 +31,7 @@ from gradforensics.diagnosis.judge import Verdict, judge
 from gradforensics.diagnosis.rules import Rule
 from gradforensics.tables import (
     TABLES,
+    Ending,
     Event,
     Evidence,
     Fact,
@@ -49,6 +51,7 @@ _KEYS = {
     "start",
     "settings",
     "reader",
+    "ending",
     "fires",
     "fires_at",
     "clear",
@@ -173,6 +176,8 @@ def evidence_of(example: Mapping[str, Any]) -> Evidence:
         evidence.events = [Event(**{"text": "", "source": "example", **row}) for row in example["events"]]
     if "environment" in example:
         evidence.environment = [Fact(**{"source": "example", **row}) for row in example["environment"]]
+    if "ending" in example:
+        evidence.ending = Ending(example["ending"])
     if "baseline" in example:
         evidence.baseline = evidence_of(example["baseline"])
     for table in set(TABLES) & set(example) - {"settings", "events", "environment"}:
