@@ -269,11 +269,11 @@ def _of_dumps(evidence: Evidence, told: Sequence[Event]) -> Failure | None:
     absent = tuple(rank for rank in absent if rank not in followed) or absent
     watchdog = any(e.data.get("timed_out") for e in evidence.events_of("collective_timeout"))
     sure = bool(told) or watchdog
-    recorded = bool(evidence.frames) or any(s.reader == "console" for s in evidence.sources)
+    recorded = bool(evidence.frames) or evidence.ending.kind != "unknown"
     if not sure and (_went_on(evidence, event) or not _stopped(evidence, recorded=recorded)):
         return None
     waiting = tuple(event.data.get("waiting", ()))
-    facts: dict[str, Fact] = {"collective": str(event.data.get("collective") or "")}
+    facts: dict[str, Fact] = {"collective": _call(event)}
     if event.kind == "collective_mismatch":
         return Failure("mismatch", event, sure, absent, waiting, {**facts, "calls": event.text[:300]})
     if not absent:
@@ -330,11 +330,17 @@ def communication_failed(evidence: Evidence, *, how: str, proof: str) -> Answer:
     limit = event.data.get("timeout_ms") or event.data.get("ran_ms")
     facts: dict[str, Fact] = {
         "rank": _named(found.missing), "waiting": _named(found.waiting), "message": event.text[:200],
-        "collective": str(event.data.get("collective") or "") or "not named", "limit": limit and float(limit) / 1000,
+        "collective": _call(event), "limit": limit and float(limit) / 1000,
     }  # fmt: skip
     step, after = _place(evidence, event)
     facts |= found.facts
     return [Hit(step, after, source=event.source, line=event.line, facts=facts)]
+
+
+def _call(event: Event) -> str:
+    """The collective that a message names, else the line of the program that called it."""
+    name, where = event.data.get("collective"), event.data.get("where")
+    return str(name) if name else f"called in {where}" if where else "not named"
 
 
 def _place(evidence: Evidence, event: Event) -> tuple[int | None, int | None]:

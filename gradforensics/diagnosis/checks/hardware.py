@@ -118,7 +118,7 @@ def _first_of_each(events: Iterable[Event]) -> list[Event]:
 def _hit(evidence: Evidence, event: Event, events: Sequence[Event], describe: Callable[[Event], str]) -> Hit:
     same = [e for e in events if (_host(e), device(e)) == (_host(event), device(event))]
     facts: dict[str, Fact] = {
-        "device": device(event) or "not named", "host": _host(event) or _only_host(evidence) or "not named",
+        "device": device(event) or None, "host": _host(event) or _only_host(evidence) or None,
         "count": len(same), "what": describe(event), "message": event.text[:200],
     }  # fmt: skip
     step, after = _when(evidence, event)

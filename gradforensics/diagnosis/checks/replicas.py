@@ -136,32 +136,52 @@ def ranks_part(evidence: Evidence, *, name: str, equal: float, apart: float, poi
 
 
 @check(needs=["series:{name}:ranks>=2"], facts=_FACTS)
-def ranks_never_agree(evidence: Evidence, *, name: str, apart: float, points: int, declared: str) -> Answer:
+def ranks_never_agree(
+    evidence: Evidence, *, name: str, apart: float, equal: float, points: int, declared: str
+) -> Answer:
     """A quantity differs between ranks from the first step on although it must be equal.
 
-    declared: "name" (its name says that it is reduced) or "settings" (they name plain data parallelism, in which
-    gradients are reduced before anybody can log them).
+    declared, what says that it must: "name" (it is called reduced), "weights" (those of the ranks differ too, and the
+    settings name plain data parallelism) or "settings" (they alone: DDP reduces gradients before a loop can log them,
+    but a hook may have taken local ones). Weights that are equal on all ranks refute it.
     """
     found = together(evidence, name)
     if found is None or len(found.steps) < 2 * points:
         return Missing(f"series:{name}:ranks>=2")
-    says = _REDUCED.search(found.first.tag) is not None if declared == "name" else replicated(evidence) is True
     spread = found.spread
     if float(np.mean(spread > np.maximum(apart, found.rounding()))) < _MOST:
         return []
-    if not says:
-        return Missing(f"{name} after the reduction over ranks")
-    return [_hit(found, 0, spread, whole=True)]
+    differ = _weights_differ(evidence, equal)
+    if differ is False:
+        return []
+    says = {
+        "name": _REDUCED.search(found.first.tag) is not None,
+        "weights": differ is True and replicated(evidence) is True,
+        "settings": replicated(evidence) is True,
+    }[declared]
+    return [_hit(found, 0, spread, whole=True)] if says else Missing(f"{name} after the reduction over ranks")
+
+
+def _weight_series(evidence: Evidence) -> list[str]:
+    return [n for n in evidence.names("train") if _WEIGHTS.search(n) and len(evidence.ranks(n)) > 1]
+
+
+def _weights_differ(evidence: Evidence, equal: float) -> bool | None:
+    """Whether norms or hashes of the weights differ between ranks at most steps; None where none were logged."""
+    held = [found for name in _weight_series(evidence) if (found := together(evidence, name)) is not None]
+    if not held:
+        return None
+    return any(float(np.mean(one.spread > np.maximum(equal, one.rounding()))) >= _MOST for one in held)
 
 
 @check(needs=[], facts=_FACTS)
 def weights_part(evidence: Evidence, *, equal: float, points: int, begun: str) -> Answer:
     """A norm or hash of the weights differs between ranks.
 
-    begun: "later" (they were equal first) or "apart" (from the first step on, under plain data parallelism; shards
-    differ by design).
+    begun: "later" (they were equal first) or "apart" (from the first step on while the reduced gradients agree, under
+    plain data parallelism; shards differ by design).
     """
-    names = [n for n in evidence.names("train") if _WEIGHTS.search(n) and len(evidence.ranks(n)) > 1]
+    names = _weight_series(evidence)
     if not names:
         return Missing("a norm or hash of the weights on every rank")
     hits = []
@@ -174,10 +194,18 @@ def weights_part(evidence: Evidence, *, equal: float, points: int, begun: str) -
         if begun == "later" and start is not None:
             hits.append(_hit(found, start, spread, whole=False))
         elif begun == "apart" and float(np.mean(spread > near)) >= _MOST and start is None:
+            if _gradients_differ(evidence, equal):
+                continue
             if replicated(evidence) is not True:
                 return Missing("settings that say whether weights are replicated or sharded")
             hits.append(_hit(found, 0, spread, whole=True))
     return hits
+
+
+def _gradients_differ(evidence: Evidence, equal: float) -> bool:
+    """Whether the gradient norms of the ranks differ: then weights part by themselves, wherever they started."""
+    norms = together(evidence, "grad_norm")
+    return norms is not None and float(np.mean(norms.spread > np.maximum(equal, norms.rounding()))) >= _MOST
 
 
 def replicated(evidence: Evidence) -> bool | None:
