@@ -38,6 +38,11 @@ MODULES = (
     "gf35",
     "gf40",
     "gf42",
+    "gf22",
+    "gf24",
+    "gf26",
+    "gf35",
+    "gf41",
     "healthy",
     "healthy_others",
 )

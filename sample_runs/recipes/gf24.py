@@ -29,11 +29,11 @@ SAMPLES = (
     Sample(
         "gf24-mismatch",
         "gf24",
-        partial(launch, job="mismatch", variables={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}),
-        "at step 91 rank 0 broadcasts while rank 1 reduces; TORCH_DISTRIBUTED_DEBUG=DETAIL compares them",
+        partial(launch, job="mismatch", variables={"TORCH_FR_BUFFER_SIZE": "200"}),
+        "at step 91 rank 0 broadcasts while rank 1 reduces; both time out and leave Flight Recorder dumps",
         case="GF24",
         variant="mismatch",
-        ending="exception",
+        ending="timeout",
     ),
     Sample(
         "gf24-connection-lost",
@@ -42,7 +42,7 @@ SAMPLES = (
         "rank 1 leaves without a word at step 91; rank 0 loses its connection",
         case="GF24",
         variant="connection-lost",
-        ending="exception",
+        ending="killed",
     ),
     Sample(
         "gf24-consequence",
@@ -57,8 +57,8 @@ SAMPLES = (
     Sample(
         "gf24-silent",
         "gf24",
-        partial(launch, job="hung", seconds=40.0),
-        "rank 1 hangs at step 91 and rank 0 waits in a barrier; faulthandler wrote their stacks; killed without a message",
+        partial(launch, job="hung"),
+        "rank 1 hangs at step 91, rank 0 waits in a barrier; faulthandler wrote their stacks; killed without a word",
         case="GF24",
         variant="silent",
         ending="truncated",

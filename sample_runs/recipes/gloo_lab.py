@@ -8,10 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from ddp_train import PEAK, STEPS
 from lab import plain_config, write_json
+from train_ddp import PEAK, STEPS
 
 HERE = Path(__file__).resolve().parent
 CONFIG = {
@@ -20,14 +21,14 @@ CONFIG = {
 }  # fmt: skip
 
 
-def launch(run: Path, job: str, *, seconds: float = 120.0, variables: dict[str, str] | None = None) -> None:
-    """Train `job` of ddp_train in two processes; train.log holds what they and torchrun print.
+def launch(run: Path, job: str, *, variables: dict[str, str] | None = None) -> None:
+    """Train `job` of train_ddp in two processes; train.log holds what they and torchrun print.
 
-    A launch that is still there after `seconds` is killed with all its processes, as by a scheduler.
+    A launch whose processes wrote their stacks is killed with all of them, as by a scheduler that gives no notice.
     """
     write_json(run / "config.json", plain_config(**CONFIG, **({"env": variables} if variables else {})))
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    start(run, [*command, str(HERE / "ddp_train.py"), job, str(run)], seconds, variables or {})
+    start(run, [*command, str(HERE / "train_ddp.py"), job, str(run)], variables or {})
 
 
 def alone(run: Path, job: str) -> None:
@@ -37,12 +38,12 @@ def alone(run: Path, job: str) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    start(run, [str(HERE / "ddp_train.py"), job, str(run)], 120.0, place)
+    start(run, [str(HERE / "train_ddp.py"), job, str(run)], place)
     log = run / "train.log"
     log.write_text(log.read_text(encoding="utf-8").replace(port, "29500"), encoding="utf-8")
 
 
-def start(run: Path, arguments: list[str], seconds: float, variables: dict[str, str]) -> None:
+def start(run: Path, arguments: list[str], variables: dict[str, str]) -> None:
     """Run Python with these arguments, its output in train.log, and take this machine's names out of it."""
     log = run / "train.log"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables}
@@ -50,13 +51,16 @@ def start(run: Path, arguments: list[str], seconds: float, variables: dict[str, 
         process = subprocess.Popen(  # noqa: S603  # our own interpreter and script
             [sys.executable, *arguments], stdout=stream, stderr=stream, env=environment, start_new_session=True
         )
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
-            for number in (process.pid, *map(int, children)):  # torchrun puts its workers into sessions of their own
-                os.kill(number, signal.SIGKILL)
-            process.wait()
+        while process.poll() is None:
+            time.sleep(0.5)
+            if len([path for path in run.glob("stacks.*") if path.stat().st_size]) == 2:
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
+                for number in (
+                    process.pid,
+                    *map(int, children),
+                ):  # torchrun puts its workers into sessions of their own
+                    os.kill(number, signal.SIGKILL)
+                process.wait()
     for path in (log, *run.glob("stacks.*")):
         path.write_text(neutral(path.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -126,16 +126,23 @@ def _hit(evidence: Evidence, event: Event, events: Sequence[Event], describe: Ca
 
 
 def _when(evidence: Evidence, event: Event) -> tuple[int | None, int | None]:
-    """(first logged step at or after the moment of an event, last one before), where moments of steps are known."""
+    """(first logged step behind the moment of an event, last one before it), where moments of steps are known.
+
+    An event soon behind the last step lies at the step that was not logged any more; clocks of two logs that are
+    further apart may differ by their zones, which tells nothing.
+    """
     if event.step is not None:
         return event.step, event.step
     loss = evidence.series("loss")
-    if event.time is None or loss is None or not np.isfinite(loss.times).all() or not len(loss):
+    if event.time is None or loss is None or not len(loss) or not np.isfinite(loss.times).all():
         return None, None
-    place = int(np.searchsorted(loss.times, event.time))
-    if place in (0, len(loss)):  # the clocks of the two logs may differ by their zones
+    width = 1.0 if event.time == int(event.time) else 0.0  # a kernel log may tell whole seconds only
+    before, behind = (int(np.searchsorted(loss.times, moment)) for moment in (event.time, event.time + width))
+    if before == 0 or event.time - float(loss.times[-1]) > _SOON[1]:
         return None, None
-    return int(loss.steps[place]), int(loss.steps[place - 1])
+    if behind == len(loss):
+        return int(loss.steps[-1]) + max(1, round(loss.cadence)), int(loss.steps[before - 1])
+    return int(loss.steps[behind]), int(loss.steps[before - 1])
 
 
 def device(event: Event) -> str:

@@ -242,6 +242,8 @@ class Slow:
 def slow_rank(evidence: Evidence, tolerance: float, share: float) -> Slow | Missing | None:
     """The rank whose logged times lie beyond those of the others in `share` of all windows from its first one on.
 
+    These are half of all windows at least: a machine that is busy for a while makes a rank slow for a while.
+
     A window's times are medians; beyond means further than max(MAD of the others, tolerance x their median) above their
     median, as Megatron's straggler test has it, with the rank itself left out of the comparison.
     """
@@ -286,7 +288,7 @@ def _slow(found: Together, tolerance: float, share: float) -> Slow | None:
         mad = np.median(np.abs(others - usual), axis=0)
         beyond = medians[place] - usual > np.maximum(mad, tolerance * usual)
         start = int(np.argmax(beyond))
-        if not beyond.any() or count - start < 3 or float(np.mean(beyond[start:])) < share:
+        if not beyond.any() or 2 * (count - start) < count or float(np.mean(beyond[start:])) < share:
             continue
         excess = float(np.median((medians[place] / usual - 1)[start:]))
         own, level = float(np.median(medians[place][start:])), float(np.median(usual[start:]))

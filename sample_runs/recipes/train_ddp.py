@@ -1,12 +1,11 @@
 """Worker of the gloo samples: trains the tiny model in one of two processes, with a fault in its loop.
 
-Started by gloo_lab through torchrun: `ddp_train.py JOB RUN_DIR`. Every rank writes metrics.rank<R>.jsonl.
+Started by gloo_lab through torchrun: `train_ddp.py JOB RUN_DIR`. Every rank writes metrics.rank<R>.jsonl.
 """
 
 from __future__ import annotations
 
-import contextlib
-import datetime
+import datetime as dt
 import faulthandler
 import os
 import sys
@@ -38,6 +37,7 @@ def batch(chain: Chain, generator: np.random.Generator, job: str, step: int) -> 
         if job == "stuck-data" and step == FAULT:
             time.sleep(LIMIT * 2)
         if job == "bad-sample" and step == FAULT:
+            time.sleep(0.5)
             raise ValueError("sample 4711 holds no tokens")
         if job == "gone" and step == FAULT:
             os._exit(1)
@@ -49,18 +49,26 @@ def weights_norm(model: nn.Module) -> float:
     return float(torch.nn.utils.get_total_norm([p.detach() for p in model.parameters()]))
 
 
-def validate(job: str, step: int) -> None:
+def validate(job: str, step: int, run: Path) -> None:
     """The ranks agree on a number, once in a while; here is where they part in some jobs."""
     rank = dist.get_rank()
     if job == "mismatch" and step == FAULT:
-        if rank == 0:
-            dist.broadcast(torch.ones(1), 0)
-        else:
-            dist.all_reduce(torch.ones(4))
+        try:
+            if rank == 0:
+                dist.broadcast(torch.ones(1), 0)
+            else:
+                dist.all_reduce(torch.ones(4))
+            dist.barrier()
+        except RuntimeError:
+            dumped = torch._C._distributed_c10d._dump_fr_trace(includeStackTraces=False)  # type: ignore[attr-defined]  # noqa: SLF001  # no public name yet
+            (run / f"_dump_{rank}").write_bytes(dumped)
+            raise
     if job == "hung" and step == FAULT:
-        if rank == 1:
-            time.sleep(60)  # stands for a read that does not return
-        dist.barrier()
+        with (run / f"stacks.rank{rank}.txt").open("w", encoding="utf-8") as stacks:
+            faulthandler.dump_traceback_later(3, file=stacks)
+            if rank == 1:
+                time.sleep(60)  # stands for a read that does not return
+            dist.barrier()
 
 
 def build(job: str) -> tuple[nn.Module, DistributedDataParallel]:
@@ -96,7 +104,7 @@ def train(job: str, run: Path) -> None:
             log({**row, "param_norm": weights_norm(wrapped), "forward_time": round(forward, 5)})
             if rank == 0:
                 print_row(row)
-            validate(job, step)
+            validate(job, step, run)
     if rank == 0:
         print("Training completed", flush=True)
     if job == "last-save" and rank == 0:
@@ -109,14 +117,9 @@ def main() -> None:
     """Join the process group, train, leave."""
     job, run = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
-    limit = datetime.timedelta(seconds=60 if job == "hung" else LIMIT)
-    with contextlib.ExitStack() as stack:
-        if job == "hung":
-            stacks = stack.enter_context((run / f"stacks.rank{os.environ['RANK']}.txt").open("w", encoding="utf-8"))
-            faulthandler.dump_traceback_later(20, file=stacks)
-        dist.init_process_group("gloo", timeout=limit)
-        train(job, run)
-        dist.destroy_process_group()
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60 if job == "hung" else LIMIT))
+    train(job, run)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
