@@ -244,8 +244,8 @@ def slow_rank(evidence: Evidence, tolerance: float, share: float) -> Slow | Miss
 
     These are half of all windows at least: a machine that is busy for a while makes a rank slow for a while.
 
-    A window's times are medians; beyond means further than max(MAD of the others, tolerance x their median) above their
-    median, as Megatron's straggler test has it, with the rank itself left out of the comparison.
+    A window's times are medians; beyond means further than max(MAD, tolerance x median) above the median of the ranks,
+    as Megatron's straggler test has it. Of two ranks each is compared with the other one.
     """
     names = [n for n in evidence.names("train") if _TIMES.search(n) and len(evidence.ranks(n)) > 1]
     if not names:
@@ -283,7 +283,7 @@ def _slow(found: Together, tolerance: float, share: float) -> Slow | None:
     medians = np.median(values[:, : count * size].reshape(len(values), count, size), axis=2)
     best: Slow | None = None
     for place, rank in enumerate(found.ranks):
-        others = np.delete(medians, place, axis=0)
+        others = medians if len(medians) > 2 else np.delete(medians, place, axis=0)
         usual = np.median(others, axis=0)
         mad = np.median(np.abs(others - usual), axis=0)
         beyond = medians[place] - usual > np.maximum(mad, tolerance * usual)
