@@ -274,7 +274,8 @@ def test_rules_show_and_list(capsys):
     assert "学习率" in capsys.readouterr().out
     assert main(["rules", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(load_rules(examples=False))
+    folder = Path(cli.__file__).parent.parent / "rules"
+    assert len(lines) == len(list(folder.rglob("*.toml")))
     assert "this version has no test for it" in next(line for line in lines if line.startswith("GF08"))
 
 
