@@ -28,7 +28,7 @@ from types import FrameType
 from typing import BinaryIO, cast
 
 from gradforensics.evidence.files import File
-from gradforensics.evidence.readers import BINARY_READERS, READERS, Reader
+from gradforensics.evidence.readers import READERS, Reader, binary_readers
 from gradforensics.evidence.readings import Reading
 from gradforensics.tables import SERIES_SCHEMA
 
@@ -114,7 +114,7 @@ def seeds_of(reader: Reader, seeds: Sequence[Seed]) -> list[Seed]:
 
 def _takes(reader: Reader, seed: Seed) -> bool:
     file = in_memory(seed.name, seed.data)
-    if file.is_text == (reader in BINARY_READERS) or not reader.sniff(file):
+    if file.is_text == (reader in binary_readers()) or not reader.sniff(file):
         return False
     return reader.read(file).claimed
 
@@ -240,7 +240,7 @@ def main() -> int:
     options = parser.parse_args()
     seeds = load()
     failed = 0
-    for reader in (*READERS, *BINARY_READERS):
+    for reader in (*READERS, *binary_readers()):
         if options.readers and reader.name not in options.readers:
             continue
         mine = seeds_of(reader, seeds)

@@ -116,6 +116,7 @@ def analyze(
     settings: Sequence[str],
     columns: Sequence[str],
     replayed: Sequence[str],
+    baseline: str | None,
     data: Sequence[str],
     tokenizer: str | None,
     rules_folder: str | None,
@@ -145,7 +146,7 @@ def analyze(
     wanted = [*([("html", output)] if output is not None else []), *_wanted(outputs)]
     chosen = targets([*inputs, *other], wanted, FORMATS, default=("html", DEFAULT_OUTPUT))
     facts, mapped = dict(_pair(s, "--set") for s in settings), dict(_pair(c, "--map") for c in columns)
-    rules = load_rules(Path(rules_folder)) if rules_folder else load_rules(examples=False)
+    rules = load_rules(Path(rules_folder)) if rules_folder else load_rules(examples=False, chinese=lang == "zh")
     with Bar() as bar:
         found = gather(
             inputs,

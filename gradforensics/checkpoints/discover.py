@@ -8,28 +8,29 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal, TypeAlias
 
+from gradforensics.patterns import lazy
 from gradforensics.untrusted.files import RegularFile
 
 Kind: TypeAlias = Literal["folder", "dcp", "deepspeed", "megatron", "file", "ranks"]
 
-_SUFFIX = re.compile(r"\.(?:pt|pth|ckpt|bin|safetensors|pkl|pickle|pdparams|tar)$|\.pth\.tar$")
-_WEIGHTS = re.compile(
+_SUFFIX = lazy(r"\.(?:pt|pth|ckpt|bin|safetensors|pkl|pickle|pdparams|tar)$|\.pth\.tar$")
+_WEIGHTS = lazy(
     r"^(?:model|pytorch_model|adapter_model|diffusion_pytorch_model|consolidated|tf_model|unet|vae)"
     r"(?:[-_.]\d+(?:-of-\d+)?)?\.(?:safetensors|bin|pt|pth)$|^model-\d+-of-\d+\.safetensors$"
 )
-_INDEX = re.compile(r"\.(?:safetensors|bin)\.index\.json$")
-_STATE = re.compile(
+_INDEX = lazy(r"\.(?:safetensors|bin)\.index\.json$")
+_STATE = lazy(
     r"^(?:optimizer(?:_\d+)?\.(?:pt|bin)|scheduler(?:_\d+)?\.(?:pt|bin)|scaler\.pt|rng_state(?:_\d+)?\.pth|"
     r"random_states_\d+\.pkl|custom_checkpoint_\d+\.pkl|sampler(?:_\d+)?\.bin|dl_state_dict(?:_\d+)?\.bin)$"
 )
-_BESIDE = re.compile(
+_BESIDE = lazy(
     r"^(?:training_args\.bin|trainer_state\.json|config\.json|adapter_config\.json|metadata\.json|common\.pt)$"
 )
-_DEEPSPEED = re.compile(r"_(?:model|optim)_states\.pt$")
-_MEGATRON = re.compile(r"^mp_rank_\d+(?:_\d+){0,2}$")
-_MEGATRON_FILE = re.compile(r"^(?:model_optim_rng|model_rng|distrib_optim|optim)\.pt$")
-_RANK = re.compile(r"((?:^|[._-])rank[._-]?)(\d{1,6})(?=[._-]|$)")
-_NO_CHECKPOINT = re.compile(
+_DEEPSPEED = lazy(r"_(?:model|optim)_states\.pt$")
+_MEGATRON = lazy(r"^mp_rank_\d+(?:_\d+){0,2}$")
+_MEGATRON_FILE = lazy(r"^(?:model_optim_rng|model_rng|distrib_optim|optim)\.pt$")
+_RANK = lazy(r"((?:^|[._-])rank[._-]?)(\d{1,6})(?=[._-]|$)")
+_NO_CHECKPOINT = lazy(
     r"^(?:vocab|merges|tokenizer|spiece|dataset|data|train|val|valid|test|cache|indices)(?:[-_.]?\d+)?\.(?:bin|pt|pkl)$"
 )
 
@@ -143,7 +144,7 @@ def rank_of(name: str) -> int | None:
     return None if matched is None else int(matched[2])
 
 
-_STEP = re.compile(
+_STEP = lazy(
     r"(?:^|[/._=-])(?:checkpoint|ckpt|global_?step|steps?|iter|iteration|it|update|train_step)"
     r"[-_=]?0*(\d+)(?=$|[/._=-])"
 )

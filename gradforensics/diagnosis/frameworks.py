@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import tomli
 
 from gradforensics.tables import Evidence
 
@@ -65,4 +66,4 @@ def _frameworks() -> dict[str, Mapping[str, Any]]:
 
 @cache
 def _table() -> Mapping[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("advice.toml").read_text(encoding="utf-8"))
+    return tomli.loads(Path(__file__).with_name("advice.toml").read_text(encoding="utf-8"))

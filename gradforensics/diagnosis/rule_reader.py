@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import string
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import tomli
 
 from gradforensics.diagnosis import needs as needs_
 from gradforensics.diagnosis.checks import CHECKS
@@ -39,20 +40,22 @@ _UNIT_KEYS = {"value", "unit", "source"}
 _SPEC = re.compile(r",?(\.\d{1,2})?[gfe%d]?")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _EXAMPLE = re.compile(r"^\[\[example\]\].*\n(?:[^\[\n].*\n|\n)*", re.MULTILINE)
+_CHINESE = re.compile(r"^\[zh[.\]].*\n(?:[^\[\n].*\n?|\n)*", re.MULTILINE)
 
 
 class Reader:
     """Reads one rule file; keeps its text to find the line of a complaint, and all complaints."""
 
-    def __init__(self, path: Path, *, examples: bool) -> None:
+    def __init__(self, path: Path, *, examples: bool, chinese: bool = True) -> None:
         self.path = path
         self.complaints: list[RuleError] = []
         try:
             text = path.read_text(encoding="utf-8")
-            self.data = tomllib.loads(text if examples else _EXAMPLE.sub("", text))
+            wanted = text if examples else _EXAMPLE.sub("", text)
+            self.data = tomli.loads(wanted if chinese else _CHINESE.sub("", wanted))
         except UnicodeDecodeError as error:
             raise RuleError(path, f"not UTF-8 text ({error.reason})") from None
-        except tomllib.TOMLDecodeError as error:
+        except tomli.TOMLDecodeError as error:
             found = re.search(r"at line (\d+)", str(error))
             raise RuleError(path, f"not TOML: {error}", int(found[1]) if found else None) from None
         self.text = text

@@ -53,9 +53,9 @@ __all__ = [
 _ID = re.compile(r'^id\s*=\s*"([^"\n]*)"', re.MULTILINE)
 
 
-def load_rule(path: Path, *, examples: bool = True) -> Rule:
-    """Read one rule file, with its examples or without them; raises RuleError at the first thing that is wrong."""
-    reader = Reader(path, examples=examples)
+def load_rule(path: Path, *, examples: bool = True, chinese: bool = True) -> Rule:
+    """Read one rule file, with its examples and its Chinese texts or without; RuleError for the first thing wrong."""
+    reader = Reader(path, examples=examples, chinese=chinese)
     rule = reader.rule()
     for error in reader.complaints:
         raise error
@@ -75,12 +75,14 @@ def catalogue_ids() -> frozenset[str]:
     return frozenset(found[1] for text in texts if (found := _ID.search(text)))
 
 
-def load_rules(folder: Path | None = None, *, examples: bool = True) -> list[Rule]:
+def load_rules(folder: Path | None = None, *, examples: bool = True, chinese: bool = True) -> list[Rule]:
     """Every rule below a folder, by id; raises RuleError for a bad file and for contradictions between files.
 
-    folder: None is the catalogue. examples: False where nobody runs them; they are more than half of what is read.
+    folder: None is the catalogue. examples, chinese: False where nobody runs them or reads it; they are more than half
+    of what is read.
     """
-    rules = sorted((load_rule(p, examples=examples) for p in _files(folder)), key=lambda r: r.id)
+    loaded = (load_rule(path, examples=examples, chinese=chinese) for path in _files(folder))
+    rules = sorted(loaded, key=lambda r: r.id)
     for error in contradictions(rules):
         raise error
     return rules

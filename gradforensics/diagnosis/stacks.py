@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePath
+
+import tomli
 
 from gradforensics.own_files import ENVIRONMENT
 from gradforensics.tables import Evidence, Fact
@@ -112,7 +113,7 @@ def same(version: str, other: str) -> bool:
 def wheels() -> Mapping[str, tuple[str, Mapping[str, str]]]:
     """Release of PyTorch -> (CUDA version, the nvidia packages that its wheel on PyPI requires exactly)."""
     found: dict[str, tuple[str, Mapping[str, str]]] = {}
-    for wheel in tomllib.loads(_WHEELS.read_text(encoding="utf-8"))["wheel"]:
+    for wheel in tomli.loads(_WHEELS.read_text(encoding="utf-8"))["wheel"]:
         for name in wheel["releases"]:
             found[name] = (wheel["cuda"], wheel["pins"])
     return found

@@ -13,7 +13,7 @@ from gradforensics.evidence.archives import is_archive_name
 from gradforensics.evidence.discover import Root
 from gradforensics.evidence.files import HASH_LIMIT, File
 from gradforensics.evidence.pieces import Piece
-from gradforensics.evidence.readers import BINARY_READERS, READERS, Reader
+from gradforensics.evidence.readers import READERS, Reader, binary_readers
 from gradforensics.evidence.readings import Reading
 from gradforensics.tables import Notice, Progress, Source
 from gradforensics.untrusted.files import Memory, RefusedError, RegularFile
@@ -116,7 +116,7 @@ class Looked:
 
     def _read(self, file: File) -> bool:
         """Whether a reader took the file."""
-        for reader in READERS if file.is_text else BINARY_READERS:
+        for reader in READERS if file.is_text else binary_readers():
             if not reader.sniff(file):
                 continue
             reading = _reading(reader, file)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
+
+import tomli
 
 from gradforensics.errors import UsageError
 from gradforensics.tables import Phase
@@ -26,7 +27,7 @@ PHASES: tuple[Phase, ...] = ("train", "eval", "test")
 @cache
 def table() -> dict[str, Any]:
     """names.toml, read once."""
-    return tomllib.loads((Path(__file__).parent / "names.toml").read_text(encoding="utf-8"))
+    return tomli.loads((Path(__file__).parent / "names.toml").read_text(encoding="utf-8"))
 
 
 def normalise(name: str) -> str:

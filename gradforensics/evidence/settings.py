@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+
+import tomli
 
 from gradforensics.errors import UsageError
 from gradforensics.evidence import names, numbers
@@ -111,8 +112,8 @@ def _json(text: str) -> Iterator[Leaf]:
 
 def _toml(text: str) -> Iterator[Leaf]:
     try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        data = tomli.loads(text)
+    except (tomli.TOMLDecodeError, RecursionError) as error:
         found = re.search(r"line (\d+)", str(error))
         raise _BrokenError(int(found[1]) if found else None, f"no valid TOML: {error}") from error
     lines: dict[str, int] = {}

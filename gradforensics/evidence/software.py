@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
+from gradforensics.patterns import lazy
 from gradforensics.tables import Fact
 
-_PINNED = re.compile(r"^\s*([A-Za-z0-9][\w.-]{0,100})(?:\[[^\]]{0,200}\])?\s*={2,3}\s*([^\s;,#]{1,100})(?P<rest>[^#]*)")
-_SEPARATORS = re.compile(r"[-_.]+")
-_MADE_OF = re.compile(r"(?P<name>[A-Za-z][\w.-]{0,100}) @ .*?[/\\](?P=name)-(?P<version>\d[\w.+!]{0,60})-[^/\\]*\.whl")
+_PINNED = lazy(r"^\s*([A-Za-z0-9][\w.-]{0,100})(?:\[[^\]]{0,200}\])?\s*={2,3}\s*([^\s;,#]{1,100})(?P<rest>[^#]*)")
+_SEPARATORS = lazy(r"[-_.]+")
+_MADE_OF = lazy(r"(?P<name>[A-Za-z][\w.-]{0,100}) @ .*?[/\\](?P=name)-(?P<version>\d[\w.+!]{0,60})-[^/\\]*\.whl")
 
 
 def normalised(name: str) -> str:

@@ -6,11 +6,12 @@ shows, and whatever is not known to be plain data is shown. The names and where 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import tomli
 
 from gradforensics.untrusted import dtypes
 from gradforensics.untrusted.inert import CALLS
@@ -48,7 +49,7 @@ class _Lists:
 @cache
 def _lists() -> _Lists:
     """danger.toml, read once."""
-    raw = tomllib.loads((Path(__file__).parent / "danger.toml").read_text(encoding="utf-8"))
+    raw = tomli.loads((Path(__file__).parent / "danger.toml").read_text(encoding="utf-8"))
     families = [name for family in raw["family"] for name in (*family["modules"], *family.get("names", ()))]
     harmless, anywhere, data = raw["harmless"], raw["anywhere"], raw["data"]
     return _Lists(

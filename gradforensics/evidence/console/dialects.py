@@ -35,12 +35,13 @@ without the prefix of a launcher. A line with `what = "header"` says where the l
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+import tomli
 
 from gradforensics.evidence import names, numbers
 from gradforensics.evidence.console import lines as grammar
@@ -190,7 +191,7 @@ def dialects() -> tuple[Dialect, ...]:
 def load(path: Path) -> Dialect:
     """One dialect file; DialectError where it breaks the format."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomli.loads(path.read_text(encoding="utf-8"))
         _check(data, _KEYS[""], "")
         kinds = tuple(_kind(line) for line in data["line"])
         units = data.get("units", {})

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from gradforensics.patterns import lazy
+
 Found = tuple[str, Mapping[str, Any]]
 
 # kind, data["error"], a literal that stands in no other message
@@ -57,37 +59,37 @@ _LITERALS: tuple[tuple[str, str, str], ...] = (
     ("disk_full", "quota", "Disk quota exceeded"),
 )
 # what the dynamic linker says of a library that does not fit the others (ld.so of glibc 2.17 to 2.41)
-_LINKER = re.compile(
+_LINKER = lazy(
     r"(?P<library>[^\s:'\"]{1,300}): (?:undefined symbol: (?P<symbol>\w{1,200})|"
     r"version `(?P<version>(?:GLIBC|GLIBCXX|CXXABI|GOMP)_[\d.]{1,12})' not found)|"
     r"(?P<missing>lib(?:cud|cub|cuf|cur|cus|nccl|nv|torch|c10)[\w+-]{0,40}\.so[\d.]{0,20}): "
     r"cannot open shared object file"
 )
-_LIBRARY = re.compile(r"\b(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CUFFT)_STATUS_([A-Z_]{3,40})")
-_ANOMALY = re.compile(r"Function '(\w{1,80})' returned nan values in its (\d{1,4})th output")
-_ASSERTION = re.compile(
+_LIBRARY = lazy(r"\b(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CUFFT)_STATUS_([A-Z_]{3,40})")
+_ANOMALY = lazy(r"Function '(\w{1,80})' returned nan values in its (\d{1,4})th output")
+_ASSERTION = lazy(
     r"(?:(?P<kernel>\w{3,80}): )?block: \[[\d,]{5,40}\], thread: \[[\d,]{5,20}\] "
     r"Assertion `(?P<what>[^`']{1,200})[`'] failed"
 )
-_BOUNDS = re.compile(r"\b(?:Target (?P<target>-?\d{1,18}) is out of bounds|index out of range in self)")
+_BOUNDS = lazy(r"\b(?:Target (?P<target>-?\d{1,18}) is out of bounds|index out of range in self)")
 
-_COLLECTIVE = re.compile(
+_COLLECTIVE = lazy(
     r"OpType=(?P<collective>\w{1,40})|SeqNum=(?P<sequence>\d{1,18})|NumelIn=(?P<numel_in>\d{1,18})|"
     r"NumelOut=(?P<numel_out>\d{1,18})|Timeout\(ms\)=(?P<timeout_ms>\d{1,15})|"
     r"ran for (?P<ran_ms>\d{1,15}) milliseconds|"
     r"PG GUID (?P<group>[\w()]{1,60})|\[PG (?P<number>\d{1,9}) Rank"
 )
-_TIMEOUT = re.compile(
+_TIMEOUT = lazy(
     r"DUE TO TIME LIMIT|TIME_LIMIT reached|PBS: job killed: walltime|TERM_RUNLIMIT|"
     r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|"
     r"Timed out waiting \d+ms for (?:recv|send) operation|failed to pass monitoredBarrier in \d+ ms|"
     r"watchdog got stuck for \d+|Heartbeat monitor timed out|"
     r"[Rr]eceived a (?:dump signal due to a collective timeout|timeout signal)"
 )
-_MISSING = re.compile(r"[Rr]anks? (\d{1,6}(?:, ?\d{1,6})*) failed to pass monitoredBarrier")
-_SIGNALLED = re.compile(r"timeout from\s+(?:rank )?(\d{1,6})\b")
+_MISSING = lazy(r"[Rr]anks? (\d{1,6}(?:, ?\d{1,6})*) failed to pass monitoredBarrier")
+_SIGNALLED = lazy(r"timeout from\s+(?:rank )?(\d{1,6})\b")
 
-_NCCL = re.compile(
+_NCCL = lazy(
     r"NCCL WARN|\bnccl[A-Z]\w{3,30}Error\b|ncclInvalid(?:Usage|Argument)|NCCL [Ee]rror|unhandled (?:cuda|system) error|"
     r"Dist(?:Backend|Network|Store)Error|\[c10d\]|TCPStore|[Gg]loo/|\bGloo \w|client socket has|"
     r"server socket has failed|"
@@ -95,7 +97,7 @@ _NCCL = re.compile(
     r"Rendezvous(?:Connection|Timeout|Closed)Error"
 )
 _NCCL_ERRORS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern))
+    (name, lazy(pattern))
     for name, pattern in (
         ("no_interface", r"no socket interface found"),
         ("connection_refused", r"(?i)connection refused|ECONNREFUSED"),
@@ -117,11 +119,11 @@ _NCCL_ERRORS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("backend", r"DistBackendError|NCCL [Ee]rror"),
     )
 )
-_WORK = re.compile(
+_WORK = lazy(
     r"watchdog at work: (?P<sequence>\d{1,18})|last enqueued NCCL work: (?P<enqueued>-?\d{1,18})|"
     r"last completed NCCL work: (?P<completed>-?\d{1,18})|PG GUID (?P<group>[\w()]{1,60})|\[PG (?P<number>\d{1,9}) Rank"
 )
-_LEVEL = re.compile(r"^\[?([IWEF])\d{0,4} ")
+_LEVEL = lazy(r"^\[?([IWEF])\d{0,4} ")
 
 
 def fault(text: str) -> Found | None:

@@ -10,66 +10,66 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gradforensics.patterns import lazy
+
 Found = tuple[str, Mapping[str, Any]]
 
-_XID = re.compile(
+_XID = lazy(
     r"NVRM:.{0,40}?\bXid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]{5,20})(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): "
     r"(?P<number>\d{1,5})\b"
     r"(?:, pid='?(?P<pid><unknown>|\d{1,10})'?)?(?:, name='?(?P<name><unknown>|[^,']{1,64})'?)?[,:]?\s*(?P<message>.*)"
 )
-_SXID = re.compile(
+_SXID = lazy(
     r"nvidia-nvswitch(?P<switch>\d{1,3}): SXid \(PCI:(?P<pci>[0-9a-fA-F:.]{5,20})\): (?P<number>\d{1,6}), "
     r"(?P<severity>Fatal|Non-fatal)?,?\s*(?:Link (?P<link>\d{1,4}))?\s*(?P<message>.*)"
 )
-_ADDRESS = re.compile(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?\b")
+_ADDRESS = lazy(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?\b")
 _DRIVER: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("init_failed", re.compile(r"NVRM:.{0,60}RmInitAdapter failed|NVRM: GPU .{0,60}rm_init_adapter failed")),
-    ("mismatch", re.compile(r"NVRM: API mismatch")),
-    ("uvm", re.compile(r"nvidia-uvm: .{0,80}(?:fatal error|Fatal error)")),
+    ("init_failed", lazy(r"NVRM:.{0,60}RmInitAdapter failed|NVRM: GPU .{0,60}rm_init_adapter failed")),
+    ("mismatch", lazy(r"NVRM: API mismatch")),
+    ("uvm", lazy(r"nvidia-uvm: .{0,80}(?:fatal error|Fatal error)")),
 )
-_HUNG = re.compile(
-    r"INFO: task (?P<process>.{1,64}):(?P<pid>\d{1,10}) blocked for more than (?P<seconds>\d{1,9}) seconds"
-)
-_LOCKUP = re.compile(
+_HUNG = lazy(r"INFO: task (?P<process>.{1,64}):(?P<pid>\d{1,10}) blocked for more than (?P<seconds>\d{1,9}) seconds")
+_LOCKUP = lazy(
     r"BUG: soft lockup - CPU#(?P<cpu>\d{1,5}) stuck for (?P<seconds>\d{1,9})s! "
     r"\[(?P<process>.{1,64}):(?P<pid>\d{1,10})\]|(?P<hard>Watchdog detected hard LOCKUP) on cpu (?P<hard_cpu>\d{1,5})|"
     r"rcu: INFO: (?P<rcu>rcu_\w+) (?:self-)?detected .{0,40}stall"
 )
-_PANIC = re.compile(r"Kernel panic - not syncing: (?P<message>.{1,200})")
-_SEGFAULT = re.compile(
+_PANIC = lazy(r"Kernel panic - not syncing: (?P<message>.{1,200})")
+_SEGFAULT = lazy(
     r"(?P<process>\S.{0,63})\[(?P<pid>\d{1,10})\]: segfault at (?P<address>[0-9a-f]{1,16}) ip .{10,120}? error \d+"
     r"(?: in (?P<library>[^\[\s]{1,120}))?"
 )
-_OOM_KILL = re.compile(
+_OOM_KILL = lazy(
     r"(?P<scope>Memory cgroup o|O)ut of memory: Kill(?:ed)? process (?P<pid>\d{1,10})(?:, UID \d+,)? "
     r"\((?P<process>[^)]{1,64})\)|"
     r"^\s*Killed process (?P<old_pid>\d{1,10})(?:, UID \d+,)? \((?P<old_process>[^)]{1,64})\)"
 )
-_RESIDENT = re.compile(r"anon-rss:(\d{1,15})kB")
-_MCE = re.compile(
+_RESIDENT = lazy(r"anon-rss:(\d{1,15})kB")
+_MCE = lazy(
     r"\[Hardware Error\]: (?:Machine check events logged|CPU:? ?\d+: Machine Check|event severity: (?P<severity>\w+)|"
     r"(?:Corrected|Uncorrected|Deferred) error)|mce: Uncorrected hardware memory error|MCE: Killing|"
     r"Memory failure: 0x[0-9a-f]+: .{0,60}(?:Failed|Ignored)"
 )
-_EDAC = re.compile(r"EDAC \S{1,40}: (?:(?P<count>\d{1,9}) )?(?P<kind>CE|UE)\b.{0,20}")
-_PCIE = re.compile(
+_EDAC = lazy(r"EDAC \S{1,40}: (?:(?P<count>\d{1,9}) )?(?P<kind>CE|UE)\b.{0,20}")
+_PCIE = lazy(
     r"(?:AER: |PCIe Bus Error: severity=)"
     r"(?P<severity>Corrected|Uncorrected \((?:Non-)?Fatal\)|Uncorrectable|Multiple \w+)|DPC: containment event"
 )
-_DEVICE = re.compile(r"\b(?P<device>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)\b")
-_THERMAL = re.compile(
+_DEVICE = lazy(r"\b(?P<device>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)\b")
+_THERMAL = lazy(
     r"(?P<where>CPU\d{1,5}): (?P<what>Core|Package) temperature (?:is )?above threshold|critical temperature reached|"
     r"(?P<gpu>HW Thermal Slowdown|thermal shutdown|Thermal shutdown)"
 )
-_THROTTLED = re.compile(r"total events = (\d{1,12})")
-_IO = re.compile(
+_THROTTLED = lazy(r"total events = (\d{1,12})")
+_IO = lazy(
     r"(?:I/O error|critical (?:medium|target) error),? (?:on )?dev (?P<device>[\w!-]{1,40})|"
     r"(?P<nvme>nvme\w{0,12}): (?:I/O (?:tag )?\d+.{0,40}timeout|controller is down|Device not ready|Abort status|"
     r"frozen state error)|"
     r"\b(?P<ata>ata\d{1,3}(?:\.\d\d)?): (?:exception Emask|failed command)"
 )
 _FILES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern))
+    (name, lazy(pattern))
     for name, pattern in (
         ("ext4", r"EXT4-fs error(?: \(device (?P<device>[\w-]{1,40})\))?"),
         ("xfs", r"XFS \((?P<device>[\w!-]{1,40})\): .{0,80}(?:I/O error|shut(?:ting)? down|Corruption|corruption)"),
@@ -83,7 +83,7 @@ _FILES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("read_only", r"Remounting filesystem read-only"),
     )
 )
-_LINK = re.compile(
+_LINK = lazy(
     r"\b(?P<driver>mlx[45]\w*|bnxt_en|ice|i40e|ixgbe|efa|cxi|hfi1|irdma)\b.{0,120}?"
     r"(?:[Ll]ink [Dd]own|Link DOWN|Port: \d+ Link DOWN|"
     r"health (?:compromised|poll failed)|device's health|Fatal error|TX timeout|cmd_exec.{0,40}timeout)|"

@@ -11,6 +11,7 @@ from gradforensics.evidence.events import kernel
 from gradforensics.evidence.events.faults import collective_error, fault, timeout
 from gradforensics.evidence.events.memory import out_of_memory
 from gradforensics.evidence.events.signals import killed
+from gradforensics.patterns import lazy
 
 Found = tuple[str, Mapping[str, Any]]
 
@@ -28,13 +29,13 @@ MARKS: tuple[str, ...] = (
 )  # fmt: skip
 
 _NUMBER = r"\d{1,40}(?:\.\d{1,40})?(?:e[+-]?\d{1,2})?"
-_OVERFLOW = re.compile(
+_OVERFLOW = lazy(
     rf"OVERFLOW!.*?Attempted loss scale: (?P<was>{_NUMBER}), (?:reducing to (?P<to>{_NUMBER})|but hysteresis is)|"
     rf"OVERFLOW!.*Skipping step|"
     rf"[Gg]radient overflow.*?(?:reducing loss scale to|setting loss scale to:) (?P<to2>{_NUMBER})"
 )
 _WARNINGS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (about, re.compile(pattern))
+    (about, lazy(pattern))
     for about, pattern in (
         ("lr_scheduler.step() before optimizer.step()", r"`?lr_scheduler\.step\(\)`? before `?optimizer\.step\(\)`?"),
         (
@@ -48,28 +49,28 @@ _WARNINGS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
     )
 )
-_RESUME = re.compile(
+_RESUME = lazy(
     r"(?i)\bresum(?:ing|ed)\b.{0,60}\b(?:from|training|at|checkpoint)\b|"
     r"\bcontinuing training from (?:checkpoint|global)\b|"
     r"\b(?:successfully |=> )loaded checkpoint\b|\brestored all states from the checkpoint\b|^loading states from \S"
 )
-_RESUMED_AT = re.compile(r"(?i)\b(?:checkpoint-|global[_ ]?step[-_ =]?|iteration |step[ =])(\d{1,12})\b")
-_COMPLETED = re.compile(
+_RESUMED_AT = lazy(r"(?i)\b(?:checkpoint-|global[_ ]?step[-_ =]?|iteration |step[ =])(\d{1,12})\b")
+_COMPLETED = lazy(
     r"(?i)\btraining (?:is |has )?(?:been )?(?:completed?|finished|done)\b|\bfinished training\b|"
     r"`Trainer\.fit` stopped: `max_(?:epochs|steps)=|\*{3,} train metrics \*{3,}"
 )
-_NOT_COMPLETED = re.compile(r"(?i)\b(?:not|until|when|if|after|before|once)\b.{0,30}training|%\|")
-_LAUNCH = re.compile(
+_NOT_COMPLETED = lazy(r"(?i)\b(?:not|until|when|if|after|before|once)\b.{0,30}training|%\|")
+_LAUNCH = lazy(
     r"\*{3,} ?Running training|[Ss]tarting training\b|Instantiating (?:the )?(?:model|trainer|datamodule)|"
     r"Started a local Ray instance|distributed init \(rank 0|Launching (?:training|job)|GPU available: (?:True|False)"
 )
-_TRAINING = re.compile(
+_TRAINING = lazy(
     r"trainer\.(?:fit|train)\b|\b(?:pre)?train(?:er)?(?:_\w+)?\.py\b|\bfine-?_?tune\w*\.py\b|train_batch_size|"
     r"[Rr]unning training|[Ss]tarting training|"
     r"lr_scheduler|optimizer\.step|\.backward\(|\bmain_ppo\b|training_step\b|Total optimization steps"
 )
 # Source code that a log prints: it names exceptions and messages that nothing raised.
-_CODE = re.compile(
+_CODE = lazy(
     r"\s*(?:[+-]\s+)?(?:(?:raise|except|assert|return|if|elif|else|for|while|with|try|def|class|import|from|lambda)\b"
     r"(?!:\s)|(?:print|log|logger|logging|log\.\w+|logger\.\w+|logging\.\w+|warnings\.warn|self\.\w+)\s?[(=.]|#|//|"
     r"(?<=\s)[rbf]?[\"'])|"

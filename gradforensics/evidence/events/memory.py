@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from gradforensics.patterns import lazy
+
 _UNITS = {
     "bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "kB": 1 << 10,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 }  # fmt: skip
 _SIZE = r"(\d{1,18}(?:\.\d{1,9})?) (bytes|[kKMGT]i?B|B)\b"
-_OOM = re.compile(
+_OOM = lazy(
     r"(?:CUDA|HIP|NPU|XPU|MPS backend) out of memory|CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'|"
     r"OutOfMemoryError|Memory cgroup out of memory|DefaultCPUAllocator: (?:not enough|can't allocate) memory|"
     r"Out of memory: Kill(?:ed)? process|oom[-_]kill event|OOMKilled|RESOURCE_EXHAUSTED: Out of memory|"
@@ -19,7 +21,7 @@ _OOM = re.compile(
     r"srun: error: \S+: tasks? [\d,\[\]-]+: Out Of Memory|PBS: job killed: (?:mem|vmem)|TERM_MEMLIMIT"
 )
 _PARTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern.replace("SIZE", _SIZE)))
+    (name, lazy(pattern.replace("SIZE", _SIZE)))
     for name, pattern in (
         ("bytes", r"(?:Tried|tried|Unable) to allocate SIZE"),
         ("total", r"total capaci?ty of SIZE|; SIZE total capacity"),
@@ -30,7 +32,7 @@ _PARTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("unallocated", r"\band SIZE is reserved by PyTorch but unallocated"),
     )
 )
-_GPU = re.compile(r"\(GPU (\d{1,4});|\bGPU (\d{1,4}) has a total")
+_GPU = lazy(r"\(GPU (\d{1,4});|\bGPU (\d{1,4}) has a total")
 
 
 def out_of_memory(text: str) -> Mapping[str, Any] | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
+
+from gradforensics.patterns import lazy
 
 _NUMBERS = {
     "HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "USR1": 10,
@@ -17,33 +18,33 @@ _WORDS = {
 _CRASH = r"[Ss]egmentation fault|Aborted|[Bb]us error|Floating point exception|Illegal instruction"
 
 # The shell's own words for a child, with its command behind them or alone on the line.
-_SHELL = re.compile(
+_SHELL = lazy(
     rf"(?:\S+: line \d+:\s+)?(?:\d+ )?(?P<word>Killed|Terminated|{_CRASH})"
     r"(?:\s*\(core dumped\))?(?:\s{2,}\S.*)?\s*$"
 )
-_SRUN = re.compile(rf"srun: error: \S+: tasks? [\d,\[\]-]+: (?P<word>Killed|Terminated|{_CRASH})")
-_DUMPED = re.compile(rf"(?P<word>{_CRASH}) \(core dumped\)")
-_FATAL = re.compile(rf"Fatal Python error: (?P<word>{_CRASH})")
-_NAMED = re.compile(
+_SRUN = lazy(rf"srun: error: \S+: tasks? [\d,\[\]-]+: (?P<word>Killed|Terminated|{_CRASH})")
+_DUMPED = lazy(rf"(?P<word>{_CRASH}) \(core dumped\)")
+_FATAL = lazy(rf"Fatal Python error: (?P<word>{_CRASH})")
+_NAMED = lazy(
     r"(?:(?:[Rr]eceived|RECEIVED|[Cc]aught|[Gg]ot|[Ff]atal|died with|killed by|[Tt]erminated (?:by|with|due to))"
     r"(?: an?| the)?(?: signal)?:?|Signal \d{1,2}) ?[(<]?(?:Signals\.)?SIG(?P<after>[A-Z]{3,4}[12]?)\b|"
     r"\bSIG(?P<before>[A-Z]{3,4}[12]?)\b(?: signal)? (?:was )?(?:received|caught|detected)\b"
 )
-_NUMBERED = re.compile(
+_NUMBERED = lazy(
     r"Signal (?:code: )?(?P<a>\d{1,2}) \(|received signal (?P<b>\d{1,2})\b|got signal: (?P<c>\d{1,2})\b|"
     r"Received (?P<d>\d{1,2}) death signal|exitcode\s*:\s*-(?P<e>\d{1,2})\b|Signal: [A-Z][\w ]{2,30} \((?P<f>\d{1,2})\)"
 )
-_STATUS = re.compile(
+_STATUS = lazy(
     r"(?i)\bexit(?:ed)?(?: with)?(?: exit)? (?:code|status)[ :=]{1,3}(?P<status>13[0-9]|143|152)\b|"
     r"\breturned non-zero exit status (?P<returned>13[0-9]|143)\b"
 )
-_CANCELLED = re.compile(r"CANCELLED AT(?: \S+)?(?: DUE TO (?P<why>[A-Z ]{3,30}[A-Z]))?")
-_BY_HAND = re.compile(
+_CANCELLED = lazy(r"CANCELLED AT(?: \S+)?(?: DUE TO (?P<why>[A-Z ]{3,30}[A-Z]))?")
+_BY_HAND = lazy(
     r"^\s*(?:\^C)?KeyboardInterrupt\s*$|[Kk]eyboard ?[Ii]nterrupt (?:detected|received)|Detected KeyboardInterrupt"
 )
-_OTHERS = re.compile(r"^\s*scancel\b|DUE TO PREEMPTION|DUE TO NODE FAILURE|TERM_OWNER: job killed")
+_OTHERS = lazy(r"^\s*scancel\b|DUE TO PREEMPTION|DUE TO NODE FAILURE|TERM_OWNER: job killed")
 # What a launcher does to the others after one failed, or what only speaks of a signal.
-_NOT = re.compile(r"closing signal|(?i:handler|handling of|install|regist|will be sent|on receiving|when receiving)")
+_NOT = lazy(r"closing signal|(?i:handler|handling of|install|regist|will be sent|on receiving|when receiving)")
 
 
 def killed(text: str) -> Mapping[str, Any] | None:

@@ -7,28 +7,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradforensics.evidence.events.lines import trouble
+from gradforensics.patterns import lazy
 
 TEXT = 400  # characters of a message that are kept
 PATIENCE = 5  # lines without a frame after which a traceback counts as torn
 
-_HEADER = re.compile(
+_HEADER = lazy(
     r"\s*(?:\+ Exception Group )?(?:Original )?Traceback \(most recent call last\)|"
     r"[╭┌+][─-]{2,}.{0,20}Traceback \(most recent call last\)"
 )
-_FRAME = re.compile(r'\s+File "|\s+\[Previous line repeated')
-_PLACE = re.compile(
-    r'\s*(?:\|\s*)?File "(?P<path>[^"]{1,500})", line (?P<line>\d{1,9})(?:,)? in (?P<function>.{1,120})'
-)
-_BOX = re.compile(r"[│|] (?P<path>\S.{0,300}?):(?P<line>\d{1,9}) in (?P<function>\S{1,120})")
-_FINAL = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\([A-Za-z_]\w*\))?)(?::\s?(.*))?$", re.DOTALL)
-_ERROR_NAME = re.compile(
-    r"(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Iteration|Warning|Abort|Killed|Group)\w*\)?$"
-)
+_FRAME = lazy(r'\s+File "|\s+\[Previous line repeated')
+_PLACE = lazy(r'\s*(?:\|\s*)?File "(?P<path>[^"]{1,500})", line (?P<line>\d{1,9})(?:,)? in (?P<function>.{1,120})')
+_BOX = lazy(r"[│|] (?P<path>\S.{0,300}?):(?P<line>\d{1,9}) in (?P<function>\S{1,120})")
+_FINAL = lazy(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\([A-Za-z_]\w*\))?)(?::\s?(.*))?$", re.DOTALL)
+_ERROR_NAME = lazy(r"(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Iteration|Warning|Abort|Killed|Group)\w*\)?$")
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
-_ASIDE = re.compile(
+_ASIDE = lazy(
     r"(?P<ignored>Exception ignored (?:in|on|while)|--- Logging error ---)|Exception in thread (?P<thread>[^:]{1,80})"
 )
-_LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|<frozen |[/\\]lib64[/\\]python\d")
+_LIBRARY = lazy(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|<frozen |[/\\]lib64[/\\]python\d")
 
 
 def is_header(bare: str) -> bool:

@@ -18,16 +18,13 @@ from gradforensics.evidence.readers import (
     json_series,
     kernel_log,
     llamafactory,
-    mlflow_database,
     mlflow_store,
     nvidia_smi,
     openmmlab,
     package_lists,
     stack_dump,
     stylegan,
-    tensorboard,
     wandb_files,
-    wandb_log,
 )
 from gradforensics.evidence.readings import Reading
 
@@ -50,8 +47,13 @@ class Reader(Protocol):
         """Everything that the file tells."""
 
 
-# asked for the files whose content is no text
-BINARY_READERS: tuple[Reader, ...] = (tensorboard, wandb_log, mlflow_database)
+def binary_readers() -> tuple[Reader, ...]:
+    """The readers that are asked for the files whose content is no text; loaded only where there is such a file."""
+    from gradforensics.evidence.readers import mlflow_database, tensorboard, wandb_log  # noqa: PLC0415  see above
+
+    return tensorboard, wandb_log, mlflow_database
+
+
 READERS: tuple[Reader, ...] = (
     mlflow_store,  # first: its files are called as the user called the metrics
     wandb_files,

@@ -12,15 +12,16 @@ from gradforensics.evidence.events import kernel
 from gradforensics.evidence.files import LINE_LIMIT, File, plain
 from gradforensics.evidence.prefixes import date_seconds, iso_seconds
 from gradforensics.evidence.readings import Reading
+from gradforensics.patterns import lazy
 from gradforensics.tables import Event, Fact
 
 name = "kernel-log"
 
-_NAMES = re.compile(r"^(?:dmesg|kern(?:el)?|kmsg|syslog|messages|journal(?:ctl)?)(?:[._-].*)?$")
+_NAMES = lazy(r"^(?:dmesg|kern(?:el)?|kmsg|syslog|messages|journal(?:ctl)?)(?:[._-].*)?$")
 _MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 _ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 # One of these begins every line of the kernel; group "rest" is its message.
-_LINE = re.compile(
+_LINE = lazy(
     rf"""
       (?:kern[ ]*:\w{{1,10}}[ ]*:[ ])? (?:<\d{{1,3}}>)? (?:
         \[[ ]{{0,12}}(?P<uptime>\d{{1,12}}\.\d{{3,9}})\][ ]?(?P<a>.*)
@@ -33,7 +34,7 @@ _LINE = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_OTHER = re.compile(
+_OTHER = lazy(
     rf"(?:(?:{_MONTHS}) [ \d]\d \d\d:\d\d:\d\d|{_ISO}|1\d{{9}}(?:\.\d+)?) "
     r"[\w.-]{1,120} [\w./@()-]{1,80}(?:\[\d+\])?: "
 )
@@ -43,20 +44,18 @@ _FRAMES = 12  # functions of a stack that are kept
 _STACK = 90  # lines below a hung task in which its stack stands
 _SCANNED = 4096  # characters of a message that are looked at
 _MOST = 2000  # events of one kind that are kept
-_FRAME = re.compile(
-    r"\s*(?P<maybe>\? )?(?P<name>[\w.]{2,400}?)(?:\.(?:isra|part|constprop|cold)[.\d]*)*(?:\+0x[0-9a-f]+|$)"
-)
-_INVOKED = re.compile(r"(?P<process>\S.{0,62}?) invoked oom-killer:")
-_RECORD = re.compile(r"oom-kill:.{0,4000}?\btask=(?P<process>[^,]{1,64}),pid=(?P<pid>\d{1,10})")
-_DRIVER = re.compile(r"NVRM: loading NVIDIA UNIX .{0,60}?Kernel Module.{0,20}?\s(?P<version>\d{3}\.[\d.]{1,20})\s")
-_LINUX = re.compile(r"^Linux version (?P<version>\S{1,120})")
+_FRAME = lazy(r"\s*(?P<maybe>\? )?(?P<name>[\w.]{2,400}?)(?:\.(?:isra|part|constprop|cold)[.\d]*)*(?:\+0x[0-9a-f]+|$)")
+_INVOKED = lazy(r"(?P<process>\S.{0,62}?) invoked oom-killer:")
+_RECORD = lazy(r"oom-kill:.{0,4000}?\btask=(?P<process>[^,]{1,64}),pid=(?P<pid>\d{1,10})")
+_DRIVER = lazy(r"NVRM: loading NVIDIA UNIX .{0,60}?Kernel Module.{0,20}?\s(?P<version>\d{3}\.[\d.]{1,20})\s")
+_LINUX = lazy(r"^Linux version (?P<version>\S{1,120})")
 _FILE_SYSTEM = (
     r"(?i)gpfs|mmfs|\bnfs|rpc_wait|ll_file|ldlm|osc_|lustre|xfs_|ext4_|jbd2|btrfs|ceph_|fuse_|cifs|fsync|vfs_|writeback|"
     r"io_schedule|wait_on_page"
 )
 _MARKS = (*kernel.MARKS, "invoked oom-killer", "oom-kill:", "NVRM: loading", "Linux version")
 _WAITS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (what, re.compile(pattern))
+    (what, lazy(pattern))
     for what, pattern in (
         ("GPU driver", r"^(?:nvidia_|_nv\d|nv_|os_acquire|uvm_|rm_)"),
         ("InfiniBand", r"^(?:ib_uverbs|mlx5|ib_|rdma_|uverbs_)"),

@@ -10,23 +10,24 @@ from typing import Any
 from gradforensics.evidence.files import File, plain
 from gradforensics.evidence.prefixes import date_seconds
 from gradforensics.evidence.readings import Reading
+from gradforensics.patterns import lazy
 from gradforensics.tables import Event, Fact
 
 name = "nvidia-smi"
 
-_REPORT = re.compile(r"={5,}NVSMI LOG={5,}")
-_TABLE = re.compile(
+_REPORT = lazy(r"={5,}NVSMI LOG={5,}")
+_TABLE = lazy(
     r"^\| NVIDIA-SMI [\d.]{3,20}\s+Driver Version: (?P<driver>[\d.]{3,20})\s+CUDA Version: (?P<cuda>[\d.]{1,9}|N/A)"
 )
-_ROW = re.compile(
+_ROW = lazy(
     r"^\|\s+(?P<index>\d{1,3})\s+(?P<gpu>[A-Z][\w .()/-]{2,60}?)\s+(?:On|Off|N/A)\s+\|"
     r"\s*(?P<bus>[0-9A-Fa-f:.]{6,20})\s+(?:On|Off|N/A)\s+\|\s*(?P<ecc>\d{1,12}|N/A|Off)\s*\|"
 )
-_GPU = re.compile(r"^GPU (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\s*$")
-_PAIR = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z][\w ./()-]{0,60}?) *: (?P<value>.{0,200})$")
-_HEADING = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z][\w ./()-]{0,60}?)\s*$")
-_LOST = re.compile(r"GPU is lost|Unable to determine the device handle|No devices were found|ERR!|Unknown Error")
-_TABLE_LINE = re.compile(r"^(?:[+|].*|\s*|[A-Z][a-z]{2} [A-Z][a-z]{2} .{10,30})$")
+_GPU = lazy(r"^GPU (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\s*$")
+_PAIR = lazy(r"^(?P<indent> *)(?P<key>[A-Za-z][\w ./()-]{0,60}?) *: (?P<value>.{0,200})$")
+_HEADING = lazy(r"^(?P<indent> *)(?P<key>[A-Za-z][\w ./()-]{0,60}?)\s*$")
+_LOST = lazy(r"GPU is lost|Unable to determine the device handle|No devices were found|ERR!|Unknown Error")
+_TABLE_LINE = lazy(r"^(?:[+|].*|\s*|[A-Z][a-z]{2} [A-Z][a-z]{2} .{10,30})$")
 _SLOWDOWNS = frozenset({"HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown", "SW Thermal Slowdown"})
 _STATES = frozenset(
     {
@@ -37,7 +38,7 @@ _STATES = frozenset(
         "TPC Repair Pending",
     }
 )
-_DEGREES = re.compile(r"^(-?\d{1,4}) C$")
+_DEGREES = lazy(r"^(-?\d{1,4}) C$")
 _FOREIGN = 3  # lines that are no part of the output: more of them make it another log
 _MOST = 4096
 

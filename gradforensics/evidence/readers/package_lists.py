@@ -13,22 +13,23 @@ from pathlib import PurePosixPath
 from gradforensics.evidence import software
 from gradforensics.evidence.files import File
 from gradforensics.evidence.readings import Reading
+from gradforensics.patterns import lazy
 from gradforensics.tables import Fact
 
 name = "packages"
 
-_NAMES = re.compile(
+_NAMES = lazy(
     r"^(?:.*[-_.])?(?:requirements?|constraints|freeze|pip|packages|installed|environment|conda|env|versions)"
     r"(?:[-_.].*)?\.(?:txt|ya?ml|log|out)$|^pip[-_]?(?:freeze|list)$|^conda[-_]?list$"
 )
-_INSTALLED = re.compile(r"freeze|pip[-_]?list|conda[-_]?list|installed|(?<![a-z])lock(?![a-z])|^pip\.|packages")
-_CONDA_HEAD = re.compile(r"^# packages in environment at|^# Name\s+Version\s+Build")
-_PIP_HEAD = re.compile(r"^Package\s+Version\b")
-_ROW = re.compile(r"^([A-Za-z0-9_][\w.-]{0,100})\s+(\d[\w.+!-]{0,60})(?:\s+(\S+)(?:\s+(\S+))?)?\s*$")
-_CONDA_PIN = re.compile(
+_INSTALLED = lazy(r"freeze|pip[-_]?list|conda[-_]?list|installed|(?<![a-z])lock(?![a-z])|^pip\.|packages")
+_CONDA_HEAD = lazy(r"^# packages in environment at|^# Name\s+Version\s+Build")
+_PIP_HEAD = lazy(r"^Package\s+Version\b")
+_ROW = lazy(r"^([A-Za-z0-9_][\w.-]{0,100})\s+(\d[\w.+!-]{0,60})(?:\s+(\S+)(?:\s+(\S+))?)?\s*$")
+_CONDA_PIN = lazy(
     r"^\s*-\s+[\"']?(?:[\w-]+::)?([A-Za-z0-9_][\w.-]{0,100})={1,2}(\d[^=\s\"']{0,60})(?:=([^\s\"']+))?[\"']?\s*$"
 )
-_YAML_HEAD = re.compile(r"^dependencies:\s*$", re.MULTILINE)
+_YAML_HEAD = lazy(r"^dependencies:\s*$", re.MULTILINE)
 _RECORDED = ("artifacts", "mlflow-artifacts")  # folders in which MLflow keeps what belongs to a model of the run
 _SIZE_LIMIT = 4 << 20
 _TRIED = 400  # lines by which a file is told from prose

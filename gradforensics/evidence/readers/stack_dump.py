@@ -10,31 +10,30 @@ from typing import Any
 from gradforensics.evidence import prefixes
 from gradforensics.evidence.files import File, plain
 from gradforensics.evidence.readings import Reading
+from gradforensics.patterns import lazy
 from gradforensics.tables import Event
 
 name = "stack-dump"
 
-_PROCESS = re.compile(r"Process (?P<pid>\d{1,10})(?:: (?P<command>.{0,2000}))?$")
-_PYTHON = re.compile(r"Python v?\d[\w.+ -]{0,40}\(.{1,300}\)\s*$")
-_SPY = re.compile(
-    r'Thread (?:0x)?(?P<id>[0-9A-Fa-f]{1,20}) \((?P<state>[a-z+ ]{4,30})\)(?:: "(?P<name>.{0,100})")?\s*$'
-)
-_FAULT = re.compile(
+_PROCESS = lazy(r"Process (?P<pid>\d{1,10})(?:: (?P<command>.{0,2000}))?$")
+_PYTHON = lazy(r"Python v?\d[\w.+ -]{0,40}\(.{1,300}\)\s*$")
+_SPY = lazy(r'Thread (?:0x)?(?P<id>[0-9A-Fa-f]{1,20}) \((?P<state>[a-z+ ]{4,30})\)(?:: "(?P<name>.{0,100})")?\s*$')
+_FAULT = lazy(
     r"(?P<current>Current thread|Thread) 0x[0-9a-f]{4,20}(?: \[(?P<name>.{0,60})\])? \(most recent call first\):\s*$"
 )
-_SPY_FRAME = re.compile(r"\s{2,}(?P<function>[^\s(][^()]{0,200}?) \((?P<file>.{1,400}?)(?::(?P<line>\d{1,9}))?\)\s*$")
-_FAULT_FRAME = re.compile(r'\s+File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9}|\?{3}) in (?P<function>.{1,200})$')
-_EMPTY = re.compile(
+_SPY_FRAME = lazy(r"\s{2,}(?P<function>[^\s(][^()]{0,200}?) \((?P<file>.{1,400}?)(?::(?P<line>\d{1,9}))?\)\s*$")
+_FAULT_FRAME = lazy(r'\s+File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9}|\?{3}) in (?P<function>.{1,200})$')
+_EMPTY = lazy(
     r"\s*<no Python frame>\s*$|\s+Arguments:|\s+Locals:|\s+\.\.\.\s*$|Extension modules: |Timeout \(\d.{0,30}\)!"
 )
-_QUALIFIER = re.compile(r"^(?:[\w<>]+\.)+(?=[\w<>]+ \()")  # of the class, which newer versions of py-spy name
-_FATAL = re.compile(r"Fatal Python error: (?P<what>.{1,120})")
+_QUALIFIER = lazy(r"^(?:[\w<>]+\.)+(?=[\w<>]+ \()")  # of the class, which newer versions of py-spy name
+_FATAL = lazy(r"Fatal Python error: (?P<what>.{1,120})")
 _HEADS = ("(most recent call first)", "Thread ", "Process ")
 _SHOWN = 8  # frames of the main thread that are kept
 _MOST = 4096
 _SNIFFED = 200
-_RANK = re.compile(r"--(?:node[-_])?local[-_]rank[= ](\d{1,6})\b|\bRANK=(\d{1,6})\b")
-_TRAINING = re.compile(r"(?i)\btorch[/.]|train|deepspeed|megatron|lightning|backward|optimizer")
+_RANK = lazy(r"--(?:node[-_])?local[-_]rank[= ](\d{1,6})\b|\bRANK=(\d{1,6})\b")
+_TRAINING = lazy(r"(?i)\btorch[/.]|train|deepspeed|megatron|lightning|backward|optimizer")
 _COLLECTIVE = (
     r"(?:all_?reduce|all_?gather|reduce_scatter|all_?to_?all|broadcast|barrier|_object_list|isend|irecv|wait|recv|send)"
     r"\w* \([^)]*(?:distributed|c10d|nccl|gloo|deepspeed.comm|megatron|p2p)|"
@@ -42,7 +41,7 @@ _COLLECTIVE = (
 )
 # The innermost frame that says what a thread waits for; a lock says it only where nothing else does.
 _WAITS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (what, re.compile(pattern))
+    (what, lazy(pattern))
     for what, pattern in (
         ("collective", _COLLECTIVE),
         ("data loader", r"_try_get_data|_next_data|_get_data|\(.{0,200}(?:dataloader|data/_utils)|next_data"),
