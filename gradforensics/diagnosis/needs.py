@@ -109,25 +109,9 @@ def satisfied(need: Need, evidence: Evidence) -> bool:
     return not need.ranks or ("rank" in table.columns and table["rank"].drop_nulls().n_unique() >= need.ranks)
 
 
-# How to log or save next time what was missing. Keys are a need's name (or, for tables, the table).
-# Needs that differ in their points alone share one line; the report shows the need itself beside it.
-_ADVICE = {
-    "loss": "Log the training loss at every step or every few steps.",
-    "lr": "Log the learning rate beside every loss (optimizer.param_groups[0]['lr']).",
-    "grad_norm": "Log, beside every loss, the gradient norm that torch.nn.utils.clip_grad_norm_ returns.",
-    "loss_scale": "Log scaler.get_scale() beside every loss.",
-    "memory_allocated": "Log torch.cuda.memory_allocated() at the end of every step, beside the loss.",
-    "memory_reserved": "Log torch.cuda.memory_reserved() at the end of every step, beside the loss.",
-    "memory_host": "Log psutil.Process().memory_info().rss as memory_host beside the loss.",
-    "console": "Keep the console output of the launch (tee train.log).",
-    "kernel": "Keep dmesg (dmesg -T > dmesg.txt) of the hosts.",
-    "batch": "Keep token ids, labels and attention masks of some batches.",
-    "data": "Name the training data with --data FILE, and its tokenizer.json with --tokenizer.",
-    "environment": "Keep the output of python -m torch.utils.collect_env.",
-}
-
-
-def advice(text: str, run: str = "", step: int | None = None) -> str:
+def advice(
+    text: str, run: str = "", step: int | None = None, *, framework: str = frameworks.GENERAL, language: str = "en"
+) -> str:
     """One line that says how to have this evidence next time; empty where the need speaks for itself.
 
     run, step: the run directory and the step that a command is to name, where they are known. framework: of the user,

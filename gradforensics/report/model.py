@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast
 from gradforensics import __version__, experiment_rows
 from gradforensics.diagnosis import needs
 from gradforensics.diagnosis.causes import Diagnosis
+from gradforensics.diagnosis.comparison import Difference, differences
 from gradforensics.diagnosis.frameworks import framework_of
 from gradforensics.diagnosis.judge import Outcome, Verdict
 from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Language, LookAlike, Severity, Strength
@@ -278,6 +279,7 @@ def _run(diagnosis: Diagnosis, language: Language, points: int) -> RunReport:
         environment=tuple(sorted(evidence.environment or (), key=_is_listed)),
         checkpoints=checkpoints(evidence, diagnosis.last_good_checkpoint),
         replays=told,
+        compared=_compared(evidence),
         data=data_rows(evidence),
         timeline=timeline(evidence, weighed, diagnosis.primary, points),
     )

@@ -120,4 +120,6 @@ def test_variables_that_are_off_are_left_alone():
     evidence = evidence_of({"settings": {"NCCL_IB_DISABLE": "0", "NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "eth0"}})
     assert communication.communication_variables(evidence) == []
     evidence = evidence_of({"environment": [{"key": "NCCL_DEBUG", "value": "INFO"}]})
-    assert communication.communication_variables(evidence)[0].facts["variables"] == "NCCL_DEBUG=INFO"
+    found = communication.communication_variables(evidence)
+    assert isinstance(found, list)
+    assert found[0].facts["variables"] == "NCCL_DEBUG=INFO"

@@ -71,5 +71,7 @@ def test_few_points_have_no_unit():
 
 def test_the_answer_is_kept():
     evidence = evidence_of({"series": {"grad_norm": "300*100"}})
-    assert gradient_unit(evidence) is gradient_unit(evidence)
-    assert np.isclose(gradient_unit(evidence).level, 300)
+    unit = gradient_unit(evidence)
+    assert unit is gradient_unit(evidence)
+    assert unit is not None
+    assert np.isclose(unit.level, 300)

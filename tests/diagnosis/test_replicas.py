@@ -40,6 +40,7 @@ def test_ranks_are_compared_at_common_steps_only():
          "every": {"grad_norm@1": 10}}
     )  # fmt: skip
     found = replicas.together(evidence, "grad_norm")
+    assert found is not None
     assert found.steps.tolist() == list(range(10, 101, 10))
     assert float(found.spread.max()) < 1e-6
 
@@ -49,6 +50,7 @@ def test_spread_is_the_range_over_the_median():
     values = rng.uniform(1, 2, (3, 20))
     series = {f"grad_norm@{r}": " ".join(map(repr, map(float, row))) for r, row in enumerate(values)}
     found = replicas.together(evidence_of({"series": series}), "grad_norm")
+    assert found is not None
     slow = [(max(c) - min(c)) / sorted(c)[1] for c in values.T.tolist()]
     assert found.spread == pytest.approx(slow)
 

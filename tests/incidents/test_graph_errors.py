@@ -117,15 +117,9 @@ def test_a_log_that_quotes_the_message_is_no_fault(judged):
 
 
 def test_a_loss_that_nothing_averaged(judged):
-    """reduction="none": its own check says so, and the cases of the graph stay silent."""
-    from gradforensics.diagnosis.checks import CHECKS
-
+    """reduction="none" is a fault of the loss, and the cases of the graph stay silent."""
     diagnosis, verdicts = judged(rows(1, 1) + FRAMES + SCALAR)
-    answer = CHECKS["backward_of_a_non_scalar"](diagnosis.evidence)
-    assert isinstance(answer, list)
-    (hit,) = answer
-    assert hit.facts["error"] == "grad can be implicitly created only for scalar outputs"
-    assert hit.facts["place"] == "main (/workspace/train.py:43)"
+    assert (diagnosis.primary.rule.id, verdicts["GF02"].variant) == ("GF02", "not-scalar")
     assert verdicts["GF01"].outcome != "fired"
     assert verdicts["GF04"].outcome == "clear"
 

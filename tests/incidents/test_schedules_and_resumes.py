@@ -5,6 +5,7 @@ The lines are modelled on the reports that each test names (numbers as reported,
 
 import json
 import math
+import random
 
 import pytest
 
@@ -14,8 +15,8 @@ def json_lines(rows):
 
 
 def falling(step, of, start=4.0, end=3.0):
-    """A loss that falls, with a wobble of 1 %."""
-    return end + (start - end) * math.exp(-5 * step / of) + 0.01 * math.sin(17.0 * step)
+    """A loss that falls, with noise of 1 %."""
+    return end + (start - end) * math.exp(-5 * step / of) + 0.01 * random.Random(step).gauss()
 
 
 def test_one_line_of_zeros_while_the_scale_is_searched(judged):

@@ -10,29 +10,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
+from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
 
 # Names under which a batch is that of one device and one pass; a bare "batch_size" may be that of all devices.
-_PER_DEVICE = re.compile(
+_PER_DEVICE = lazy(
     r"(?:^|\.)(?:per_device_train_batch_size|(?:train_)?micro_batch_size(?:_per_gpu|_per_device)?"
     r"|local_batch_size|instantaneous batch size per device)$",
     re.IGNORECASE,
 )
-_MODEL_PARALLEL = re.compile(
+_MODEL_PARALLEL = lazy(
     r"(?:^|\.)(?:(?:tensor|pipeline|context|sequence)(?:_model)?_parallel(?:_size|_degree)?|tp|pp|cp|tp_size|pp_size"
     r"|cp_size|tp_degree|pp_degree)$",
     re.IGNORECASE,
 )
-_RAMP = re.compile(r"(?:^|\.)(?:rampup_batch_size|batch_size_(?:warmup|schedule|ramp\w*))$", re.IGNORECASE)
-_TOKENS_SEEN = re.compile(
+_RAMP = lazy(r"(?:^|\.)(?:rampup_batch_size|batch_size_(?:warmup|schedule|ramp\w*))$", re.IGNORECASE)
+_TOKENS_SEEN = lazy(
     r"(?:^|[/_. ])(?:num_input_tokens_seen|n_tokens_seen|num_tokens_seen|tokens_seen|consumed_tokens|consumed tokens)$",
     re.IGNORECASE,
 )
-_SAMPLES_SEEN = re.compile(
+_SAMPLES_SEEN = lazy(
     r"(?:^|[/_. ])(?:consumed_(?:train_)?samples|consumed samples|samples_seen|n_samples_seen|num_samples_seen)$",
     re.IGNORECASE,
 )
-_SMALL_NORM = re.compile(r"^(?:micro|local|micro_batch|microbatch|per_rank)_?grad(?:ient)?_?norm$", re.IGNORECASE)
+_SMALL_NORM = lazy(r"^(?:micro|local|micro_batch|microbatch|per_rank)_?grad(?:ient)?_?norm$", re.IGNORECASE)
 _EVEN = 1e-6  # relative; a counter that grows by the same amount at every step has no padding in it
 
 
@@ -173,19 +174,23 @@ def _dataset_size(evidence: Evidence) -> float | None:
 
 
 def _by_last_row(evidence: Evidence) -> _Batch | None:
-    """What the Trainer says at its end: samples per second x seconds / steps, over all ranks."""
-    rate, seconds = evidence.series("train_samples_per_second"), evidence.series("train_runtime")
-    if rate is None or seconds is None or not len(rate.good) or not len(seconds.good):
+    """What the Trainer says at its end: samples per second / steps per second, over all ranks.
+
+    Both count the same steps: all of the run in older versions, those of the last launch in newer ones.
+    """
+    rate, pace = evidence.series("train_samples_per_second"), evidence.series("train_steps_per_second")
+    if rate is None or pace is None or not len(rate.good) or not len(pace.good):
         return None
     total = evidence.number("max_steps")
     if not total or evidence.steps is None or evidence.steps[1] < total:
         return None
-    samples = float(rate.good.values[-1]) * float(seconds.good.values[-1])
-    if samples <= 0:
+    samples, steps = float(rate.good.values[-1]), float(pace.good.values[-1])
+    if samples <= 0 or steps <= 0:
         return None
-    # the rate is rounded to three digits behind the point, and every epoch may end with a shorter batch
-    error = 0.0005 / float(rate.good.values[-1]) + 1.5 * (evidence.number("num_train_epochs") or 1.0) / total
-    return _Batch(samples / total, f"{samples:.0f} samples in {total:.0f} steps", error, hit_at(rate.good, -1))
+    # the rates are rounded to three digits behind the point, and every epoch may end with a shorter batch
+    error = 0.0005 / samples + 0.0005 / steps + 1.5 * (evidence.number("num_train_epochs") or 1.0) / total
+    text = f"{samples:.6g} samples and {steps:.6g} steps per second"
+    return _Batch(samples / steps, text, error, hit_at(rate.good, -1))
 
 
 def _planned(evidence: Evidence) -> float | None:

@@ -96,31 +96,6 @@ def norm_logged_after_clipping(evidence: Evidence, *, exact: float, points: int)
     return [hit_at(norm, int(np.argmax(at_limit)), max_norm=threshold, share=float(np.mean(at_limit)))]
 
 
-@check(
-    needs=["series:grad_norm:points>=20", "series:loss_scale:points>=20"],
-    facts=["max_norm", "level", "scale", "bare"],
-)
-def clipped_before_unscale(evidence: Evidence, *, points: int) -> Answer:
-    """The norm rises and falls with the loss scale and exceeds max_norm: gradients are clipped while still scaled.
-
-    Engines that unscale and clip in one step (DeepSpeed) may log a scaled norm and clip rightly: they are not judged.
-    """
-    found = _norm_and_threshold(evidence, points)
-    if not isinstance(found, tuple):
-        return found or []
-    norm, threshold = found
-    unit = gradient_unit(evidence)
-    if unit is None or unit.kind != "loss-scale" or not unit.sure or unit.factor is None:
-        return []
-    if any(s.reader == "deepspeed-config" for s in evidence.sources):
-        return Missing("a norm from clip_grad_norm_ (DeepSpeed unscales and clips in one step)")
-    above = norm.values >= threshold
-    if float(np.mean(above)) < 0.9:
-        return []
-    facts = {"max_norm": threshold, "level": unit.level, "scale": unit.factor, "bare": unit.level / unit.factor}
-    return [hit_at(norm, int(np.argmax(above)), facts)]
-
-
 @check(needs=["series:grad_norm:points>=20"], facts=["unit", "factor", "level"])
 def gradient_norm_in_foreign_units(evidence: Evidence, *, kinds: str) -> Answer:
     """The logged gradient norm is in one of the units `kinds` names (see gradient_units), separated by commas."""
@@ -163,7 +138,6 @@ CHECKS: tuple[Check, ...] = (
     clip_saturated,
     clip_never_reached,
     norm_logged_after_clipping,
-    clipped_before_unscale,
     gradient_norm_in_foreign_units,
     clipped_from_the_first_step,
 )

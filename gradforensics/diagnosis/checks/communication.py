@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.patterns import lazy
 from gradforensics.tables import Event, Evidence
 
 How = Literal[
@@ -20,12 +21,12 @@ How = Literal[
 ]
 
 # Limits of collective operations, not of schedulers.
-_COLLECTIVE_LIMIT = re.compile(
+_COLLECTIVE_LIMIT = lazy(
     r"Watchdog caught collective|before timing out|monitoredBarrier|watchdog got stuck|Heartbeat monitor|"
     r"dump signal due to a collective timeout|timeout signal|Timed out waiting \d+ms for"
 )
-_MISMATCH = re.compile(r"Detected mismatch between collectives|op\.preamble\.length <= op\.nbytes")
-_MEETING = re.compile(r"clients joined|Distributed package|init_process_group|TCPStore|MASTER_(?:ADDR|PORT)")
+_MISMATCH = lazy(r"Detected mismatch between collectives|op\.preamble\.length <= op\.nbytes")
+_MEETING = lazy(r"clients joined|Distributed package|init_process_group|TCPStore|MASTER_(?:ADDR|PORT)")
 _TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
 # Errors of NCCL, Gloo and the store that can only come up while processes look for each other.
 _MEETING_ERRORS = frozenset(
@@ -41,7 +42,7 @@ _FAILURES = (
     "disk_full", "segfault", "killed",
 )  # fmt: skip
 _DEADLY = frozenset({4, 7, 8, 9, 11})  # signals that a launcher or a watchdog does not send to clean up (but 9: see)
-_ECHOES = re.compile(
+_ECHOES = lazy(
     r"ChildFailedError|RayTaskError|RayActorError|ActorDiedError|ProcessRaisedException|ProcessExitedException|"
     r"CalledProcessError|WorkerCrashedError|SignalException"
 )

@@ -10,6 +10,7 @@ import numpy as np
 from gradforensics import spike_signals
 from gradforensics.diagnosis.checks.loss import descending_loss
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
+from gradforensics.patterns import lazy
 from gradforensics.spike_signals import Spike
 from gradforensics.tables import Evidence, Series
 
@@ -292,12 +293,12 @@ def spike_ends_above_start(evidence: Evidence, *, window: int, high: float, back
 # -- gradients over depth ----------------------------------------------------------------------------------------------
 
 # How loggers call the norm of one layer's gradient: Lightning's grad_norm(), tags of TensorBoard and W&B, the recorder
-_LAYER_NORM = re.compile(
+_LAYER_NORM = lazy(
     r"(?:^|.*?[/._])(?:grad(?:ient)?s?(?:_?\d\.0)?_?norms?|gradients?|gnorm)(?:_per_layer)?[/._](?P<front>\S+)$"
     r"|^(?P<back>\S+?)[/._](?:grad(?:ient)?_?norm|gnorm)$",
     re.IGNORECASE,
 )
-_NUMBERED = re.compile(r"(?P<stack>.*?)(?<!\d)(?P<number>\d{1,4})(?![a-zA-Z0-9])(?P<rest>.*)")
+_NUMBERED = lazy(r"(?P<stack>.*?)(?<!\d)(?P<number>\d{1,4})(?![a-zA-Z0-9])(?P<rest>.*)")
 _FEWEST_LAYERS = 4
 
 

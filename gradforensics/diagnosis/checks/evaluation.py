@@ -11,9 +11,10 @@ from gradforensics import signals
 from gradforensics.diagnosis.checks.loss import descending_loss
 from gradforensics.diagnosis.checks.order import epochs_of
 from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check, hit_at, label
+from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
 
-_OLD_TASK = re.compile(
+_OLD_TASK = lazy(
     r"(?:^|[_/ .-])(?:old|general|base|pretrain\w*|source|retain|previous|original|replay)(?:$|[_/ .-])", re.IGNORECASE
 )
 _LEAST = 5  # evaluations below which no trend is read

@@ -15,6 +15,7 @@ from gradforensics import signals
 from gradforensics.diagnosis.checks.communication import complaints
 from gradforensics.diagnosis.checks.replicas import slow_rank
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.patterns import lazy
 from gradforensics.tables import Event, Evidence, Series
 
 # What NVIDIA's Xid catalog calls the numbers that the rule names (docs.nvidia.com/deploy/xid-errors).
@@ -33,10 +34,10 @@ XID_NAMES: dict[int, str] = {
 _NVLINK5 = range(144, 151)  # one number for fatal errors and for those without effect: the message tells which
 _ZONES = 26 * 3600.0  # seconds: no two clocks of one moment are further apart, whatever their zones
 _SOON = (60.0, 1500.0)  # seconds after a failure that neither the writing of a line nor a half-hour zone explains
-_TRAINERS = re.compile(r"python|pt_|torchrun|deepspeed|accelerate|ray::", re.IGNORECASE)
+_TRAINERS = lazy(r"python|pt_|torchrun|deepspeed|accelerate|ray::", re.IGNORECASE)
 _BOOT = 300.0  # seconds of uptime in which links come up and go down
-_BROKEN_FILES = re.compile(r"Errno (?:5|30|116|121)\b|Input/output error|Read-only file system|Stale file handle")
-_GPU_HEAT = re.compile(r"HW (?:Thermal |Power Brake )?Slowdown|slowdown temperature|thermal shutdown", re.IGNORECASE)
+_BROKEN_FILES = lazy(r"Errno (?:5|30|116|121)\b|Input/output error|Read-only file system|Stale file handle")
+_GPU_HEAT = lazy(r"HW (?:Thermal |Power Brake )?Slowdown|slowdown temperature|thermal shutdown", re.IGNORECASE)
 # What ends a training or costs it a launch.
 _FAILURES = frozenset(
     {

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.patterns import lazy
 from gradforensics.tables import Event, Evidence
 
 # Assertions of PyTorch's kernels, versions 1.8 to 2.13. Those of other kernels are about values, not about indices.
-_LABELS = re.compile(
-    r"\bt(?:arget)? >= 0 && t(?:arget)? < n_classes|cur_target >= 0 && cur_target < n_classes|nll_loss"
-)
-_IDS = re.compile(
+_LABELS = lazy(r"\bt(?:arget)? >= 0 && t(?:arget)? < n_classes|cur_target >= 0 && cur_target < n_classes|nll_loss")
+_IDS = lazy(
     r"srcIndex < srcSelectDimSize|dstIndex < dstAddDimSize|vectorized_gather|"
     r"\bind(?:ex)? ?>= ?0 && ind(?:ex)? ?< ?\w*(?:ind_dim_size|num_weights|num_embeddings)|embedding_"
 )
-_OTHER_INDEX = re.compile(
-    r"index out of bounds|idx_dim >= 0 && idx_dim < index_size|index >= -sizes|-sizes\[i\] <= index"
-)
+_OTHER_INDEX = lazy(r"index out of bounds|idx_dim >= 0 && idx_dim < index_size|index >= -sizes|-sizes\[i\] <= index")
 _SHOWN = 3
 
 

@@ -11,17 +11,18 @@ import numpy as np
 import polars as pl
 
 from gradforensics import signals
-from gradforensics.diagnosis.checks.loss import descending_loss, parked
+from gradforensics.diagnosis.checks.loss import descending_loss, made_worse, parked
 from gradforensics.diagnosis.vocabulary import Answer, Check, Missing, check, hit_at
+from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
 
-_ADAM = re.compile(r"adam|lamb|adafactor|\blion", re.IGNORECASE)
-_LION = re.compile(r"lion", re.IGNORECASE)
-_RATE = re.compile(r"(?:.*/)?(?:lr|learning_rate)\b|(?:.*/)?lr[-_]", re.IGNORECASE)
+_ADAM = lazy(r"adam|lamb|adafactor|\blion", re.IGNORECASE)
+_LION = lazy(r"lion", re.IGNORECASE)
+_RATE = lazy(r"(?:.*/)?(?:lr|learning_rate)\b|(?:.*/)?lr[-_]", re.IGNORECASE)
 _NO_RATE_YET = "no learning rate before the first step"
 _CLASSES = ("num_classes", "num_labels", "n_classes", "nb_classes", "num_class")
 # Settings that name a run, a place or a machine: two runs that differ in them alone did the same.
-_NAMING = re.compile(
+_NAMING = lazy(
     r"(?:^|[._])(?:name|dir|path|file|folder|output|logdir|project|group|tags?|notes|id|host|port|timestamp|date|time|"
     r"resume\w*|report_to|exp|experiment|run|save\w*|logging\w*|version)$|_(?:dir|path|name|file|id|to)$|^_",
     re.IGNORECASE,
@@ -255,6 +256,38 @@ def lr_above_recipe(
 
 
 @check(
+    needs=["series:loss:points>=20", "series:lr", "settings:optim"],
+    facts=["best", "level", "rise", "best_step", "lr", "peak_lr", "bound"],
+)
+def left_best_level_above_recipe(
+    evidence: Evidence,
+    *,
+    noise: float,
+    rise: float,
+    share: float,
+    times: float,
+    far: float,
+    lora: float,
+    full: float,
+    large: float,
+    pretrain: float,
+    width: float,
+    lion: float,
+) -> Answer:
+    """As left_best_level_at_high_lr, at a rate above every published recipe where the departure starts.
+
+    That may be in the warm-up, far below the peak. The last six arguments are those of Recipe.
+    """
+    found = made_worse(evidence, noise, rise, share, times, far)
+    bound = recipe_bound(evidence, Recipe(lora, full, large, pretrain, width, lion))
+    if isinstance(found, Missing):
+        return found
+    if isinstance(bound, Missing):
+        return bound
+    return [replace(hit, facts={**hit.facts, "bound": bound}) for hit, here, _ in found if here > bound]
+
+
+@check(
     needs=["series:loss:points>=20", "settings:unigram_entropy", "settings:vocab_size", "series:lr", "settings:optim"],
     facts=["level", "entropy", "chance", "peak_lr", "bound"],
 )
@@ -335,6 +368,7 @@ CHECKS: tuple[Check, ...] = (
     stays_at_chance_at_tiny_lr,
     stays_above_baseline_at_lower_lr,
     lr_above_recipe,
+    left_best_level_above_recipe,
     parks_at_unigram_above_recipe,
     worse_than_baseline_of_lower_lr,
 )

@@ -9,10 +9,11 @@ import numpy as np
 
 from gradforensics import signals
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
+from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
 
 # Names that only reinforcement learning, adversarial training and annealed objectives log: such losses need not fall.
-_NOT_DESCENDING = re.compile(
+_NOT_DESCENDING = lazy(
     r"(?:^|[/_. -])(?:rewards?|episode|ep_rew|ep_len|returns?|advantages?|clip_?frac(?:tion)?|explained_variance"
     r"|td_error|q_values?|discriminator|generator|critic|actor|policy|vf_loss|[dg]_?loss|loss_?[dg]|err_?[dg]|gan"
     r"|disc\w*_loss|gen\w*_loss|adv\w*|epsilon|kld|kl_weight|recon\w*_loss)(?:$|[/_. -])"
@@ -21,8 +22,8 @@ _NOT_DESCENDING = re.compile(
 )
 _TRAINER_READERS = frozenset({"hf-trainer-state", "llamafactory-log"})
 _TOKEN_SETTINGS = ("vocab_size", "unigram_entropy")
-_TOKEN_LOSS = re.compile(r"(?:^|[/_. ])m?lm[ _]loss$", re.IGNORECASE)
-_TOKEN_MODELS = re.compile(r"CausalLM|LMHead|ConditionalGeneration|MaskedLM|CAUSAL_LM|SEQ_2_SEQ_LM")
+_TOKEN_LOSS = lazy(r"(?:^|[/_. ])m?lm[ _]loss$", re.IGNORECASE)
+_TOKEN_MODELS = lazy(r"CausalLM|LMHead|ConditionalGeneration|MaskedLM|CAUSAL_LM|SEQ_2_SEQ_LM")
 
 
 def descending_loss(evidence: Evidence) -> Series | Missing:
@@ -84,6 +85,19 @@ def left_best_level_at_high_lr(
 
     A rate that is too high makes a model worse than it began; a change of the data or of the objective rarely does.
     """
+    found = made_worse(evidence, noise, rise, share, times, far)
+    if isinstance(found, Missing):
+        return found
+    return [hit for hit, here, peak in found if here >= high * peak > 0]
+
+
+def made_worse(
+    evidence: Evidence, noise: float, rise: float, share: float, times: float, far: float
+) -> list[tuple[Hit, float, float]] | Missing:
+    """A lasting departure to above the first level as (hit, rate where it starts, peak rate); [] where there is none.
+
+    The arguments are those of left_best_level; the hit has the facts lr and peak_lr besides.
+    """
     loss, lr = descending_loss(evidence), evidence.series("lr")
     if isinstance(loss, Missing) or lr is None:
         return loss if isinstance(loss, Missing) else Missing("series:lr")
@@ -92,9 +106,7 @@ def left_best_level_at_high_lr(
         return []
     peak = float(lr.good.values.max())
     here = float(np.interp(loss.steps[found.start], lr.good.steps, lr.good.values))
-    if peak <= 0 or here < high * peak:
-        return []
-    return [_departure_hit(loss, found, lr=here, peak_lr=peak)]
+    return [(_departure_hit(loss, found, lr=here, peak_lr=peak), here, peak)]
 
 
 def _departure_hit(loss: Series, found: signals.Departure, **more: Fact) -> Hit:

@@ -10,20 +10,17 @@ import numpy as np
 
 from gradforensics import trend_signals
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
+from gradforensics.patterns import lazy
 from gradforensics.tables import Event, Evidence, Series
 
 _LEAST = 30  # points of which a trend of memory is read
-_LENGTH = re.compile(
-    r"(?:seq|sequence|context|input|token|prompt|sample)s?[_ ]?len(?:gth)?|max_len|num_tokens_in_batch"
-)
-_HOST = re.compile(
+_LENGTH = lazy(r"(?:seq|sequence|context|input|token|prompt|sample)s?[_ ]?len(?:gth)?|max_len|num_tokens_in_batch")
+_HOST = lazy(
     r"DefaultCPUAllocator|Cannot allocate memory|^MemoryError|ArrayMemoryError|cgroup|oom[-_]kill|OOMKilled"
     r"|Out of memory: Kill|Out Of Memory|job killed: (?:mem|vmem)|TERM_MEMLIMIT",
 )
-_EVALUATES = re.compile(
-    r"eval|valid|predict|\btest|inference|generate|on_epoch_end|compute_metrics|run_test", re.IGNORECASE
-)
-_BACKWARD = re.compile(r"backward", re.IGNORECASE)
+_EVALUATES = lazy(r"eval|valid|predict|\btest|inference|generate|on_epoch_end|compute_metrics|run_test", re.IGNORECASE)
+_BACKWARD = lazy(r"backward", re.IGNORECASE)
 _STATE_BYTES = 16  # per parameter: Adam with mixed precision (Rajbhandari et al., ZeRO, section 3.1)
 
 

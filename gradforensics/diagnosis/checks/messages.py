@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.patterns import lazy
 from gradforensics.tables import Event, Evidence
 
 _FACTS = ("error", "place", "kind")
-_SENTENCE = re.compile(r"\n|(?<=\.)\s")
+_SENTENCE = lazy(r"\n|(?<=\.)\s")
 _NO_INPUT = "no input requires grad"  # data["about"] of the warning of re-entrant checkpointing
 
 
@@ -58,15 +58,6 @@ def autograd_error_survived(evidence: Evidence, *, errors: str) -> Answer:
     last = _last_words(evidence)
     named = [e for e in evidence.events_of("autograd_error") if e.data.get("error") in errors.split() and e not in last]
     return [_hit(evidence, event) for event in named[:1]]
-
-
-@check(needs=["events:console"], facts=_FACTS)
-def backward_of_a_non_scalar(evidence: Evidence) -> Answer:
-    """The run ends because backward was called on a loss with more than one element: nothing had averaged it."""
-    found = [event for event in _last_words(evidence) if event.data.get("error") == "not_scalar"]
-    if found:
-        return [_hit(evidence, found[0])]
-    return [] if _ended(evidence) else Missing("how the run ended")
 
 
 def _last_words(evidence: Evidence) -> Sequence[Event]:
@@ -132,5 +123,4 @@ CHECKS: tuple[Check, ...] = (
     ends_without_graph,
     checkpointing_finds_no_gradient,
     autograd_error_survived,
-    backward_of_a_non_scalar,
 )

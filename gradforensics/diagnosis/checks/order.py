@@ -9,10 +9,11 @@ import numpy as np
 from gradforensics import signals, trend_signals
 from gradforensics.diagnosis.checks.loss import descending_loss
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Missing, check, hit_at
+from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
 
-_LOCAL = re.compile(r"local|(?:^|[_/ .-])(?:own|micro|rank|shard|unreduced)(?:$|[_/ .-])", re.IGNORECASE)
-_REDUCED = re.compile(r"global|reduced|(?:^|[_/ .-])(?:all|avg|mean|max|sum|synced?)(?:$|[_/ .-])", re.IGNORECASE)
+_LOCAL = lazy(r"local|(?:^|[_/ .-])(?:own|micro|rank|shard|unreduced)(?:$|[_/ .-])", re.IGNORECASE)
+_REDUCED = lazy(r"global|reduced|(?:^|[_/ .-])(?:all|avg|mean|max|sum|synced?)(?:$|[_/ .-])", re.IGNORECASE)
 _PROFILE = 400  # points of an epoch that are compared
 _EPOCHS = 40  # epochs that are compared
 

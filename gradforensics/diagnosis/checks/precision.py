@@ -7,22 +7,23 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from gradforensics.diagnosis.checks.loss import lasting_bad
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
+from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
 
 Width: TypeAlias = Literal["fp32", "bf16", "fp16"]
 Form: TypeAlias = Literal["mixed", "pure", "unknown"]
 
 _NAMES: tuple[tuple[Width, re.Pattern[str]], ...] = (
-    ("bf16", re.compile(r"b(?:f|float)-?16")),
-    ("fp16", re.compile(r"(?:^|[^b])f(?:p|loat)?-?16|^16|half")),
-    ("fp32", re.compile(r"32|64|^no$|full|double")),
+    ("bf16", lazy(r"b(?:f|float)-?16")),
+    ("fp16", lazy(r"(?:^|[^b])f(?:p|loat)?-?16|^16|half")),
+    ("fp32", lazy(r"32|64|^no$|full|double")),
 )
-_PURE = re.compile(r"(?:16|bf16)-true|pure_")
+_PURE = lazy(r"(?:16|bf16)-true|pure_")
 # Adam as torch has it, in the formats of its weights; what rounds stochastically, compensates or packs states is not it
-_PLAIN_ADAM = re.compile(r"(?:torch\.optim\.(?:\w+\.)*)?adam_?w?(?:_torch|_hf|_torch_fused|_fused)?", re.IGNORECASE)
-_ADAM = re.compile(r"adam", re.IGNORECASE)
+_PLAIN_ADAM = lazy(r"(?:torch\.optim\.(?:\w+\.)*)?adam_?w?(?:_torch|_hf|_torch_fused|_fused)?", re.IGNORECASE)
+_ADAM = lazy(r"adam", re.IGNORECASE)
 # Families whose published weights were trained in bf16 and whose activations leave the range of fp16
-_BF16_MODELS = re.compile(
+_BF16_MODELS = lazy(
     r"(?:^|[^a-z0-9])(?:flan-?|m|um|by|long)?t5(?:$|[^a-z0-9]|for)|switch_?transformers|(?:^|[^a-z])(?:pali|rec)?gemma",
     re.IGNORECASE,
 )
@@ -86,7 +87,7 @@ def _keeps_masters(evidence: Evidence) -> bool:
     if evidence.setting("deepspeed") or evidence.setting("fsdp"):
         return True
     keys = [s.name.lower() for s in evidence.settings or []]
-    return any(k.startswith(("zero_optimization", "deepspeed_", "tensor_model_parallel")) for k in keys)
+    return any(k.startswith(("zero_", "deepspeed_", "tensor_model_parallel")) for k in keys)
 
 
 def _weights(evidence: Evidence) -> tuple[Width, str] | None:

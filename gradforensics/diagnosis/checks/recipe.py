@@ -10,27 +10,28 @@ from typing import Any, NamedTuple
 
 from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check
 from gradforensics.diagnosis.vocabulary import Fact as Told
+from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Setting
 
 # torch.optim.Adam and its kin add the decay to the gradient; the same words in other libraries may mean AdamW
-_COUPLED = re.compile(r"^torch\.optim\.(?:\w+\.)?(?:Adam|NAdam|RAdam|Adamax)$")
-_ADAM = re.compile(r"^(?:optim\.)?(?:Adam|adam)$")
-_LION = re.compile(r"(?<![A-Za-z])[Ll]ion(?![a-z])|(?<=[a-z])Lion(?![a-z])|(?<![A-Z])LION(?![A-Z])")
-_ADAPTIVE = re.compile(r"adam|lamb|adafactor|adagrad", re.IGNORECASE)
-_SGD = re.compile(r"(?<![a-z])sgd(?![a-z])", re.IGNORECASE)
+_COUPLED = lazy(r"^torch\.optim\.(?:\w+\.)?(?:Adam|NAdam|RAdam|Adamax)$")
+_ADAM = lazy(r"^(?:optim\.)?(?:Adam|adam)$")
+_LION = lazy(r"(?<![A-Za-z])[Ll]ion(?![a-z])|(?<=[a-z])Lion(?![a-z])|(?<![A-Z])LION(?![A-Z])")
+_ADAPTIVE = lazy(r"adam|lamb|adafactor|adagrad", re.IGNORECASE)
+_SGD = lazy(r"(?<![a-z])sgd(?![a-z])", re.IGNORECASE)
 _PURE_HALF = ("16-true", "fp16-true", "float16-true", "pure_fp16")
-_DECOUPLING = re.compile(r"Megatron|DeepSpeed|NeMo|fairseq|Keras")
-_OF_DECOUPLING = re.compile(r"(?:^|[._])(?:tensor_model_parallel_size|zero_optimization|use_distributed_optimizer)")
-_LAYERS = re.compile(
+_DECOUPLING = lazy(r"Megatron|DeepSpeed|NeMo|fairseq|Keras")
+_OF_DECOUPLING = lazy(r"(?:^|[._])(?:tensor_model_parallel_size|zero_optimization|use_distributed_optimizer)")
+_LAYERS = lazy(
     r"(?:^|[._])(?:layer_?decay(?:_rate)?|layer_?wise_?(?:lr_?)?decay(?:_rate)?|layer_?lr_?decay|lr_layer_decay|llrd)$",
     re.IGNORECASE,
 )
 _REFUSED = (
-    re.compile(r"(?P<name>[\w.-]{1,60}) is not a valid OptimizerNames"),
-    re.compile(r"cannot instantiate unsupported optimizer: (?P<name>[\w.-]{1,60})"),
-    re.compile(r"module 'torch\.optim' has no attribute '(?P<name>\w{1,60})'"),
+    lazy(r"(?P<name>[\w.-]{1,60}) is not a valid OptimizerNames"),
+    lazy(r"cannot instantiate unsupported optimizer: (?P<name>[\w.-]{1,60})"),
+    lazy(r"module 'torch\.optim' has no attribute '(?P<name>\w{1,60})'"),
 )
-_CHECKPOINT = re.compile(r"(?:checkpoint|step|iter)[-_]?(\d{1,12})$")
+_CHECKPOINT = lazy(r"(?:checkpoint|step|iter)[-_]?(\d{1,12})$")
 
 
 def _optimizer(evidence: Evidence) -> str:
@@ -133,7 +134,7 @@ def adapter_above_its_rates(evidence: Evidence, *, most: float) -> Answer:
 
 
 @check(needs=["settings:adam_epsilon", "settings:optim"], facts=["eps", "most"])
-def adam_eps_large(evidence: Evidence, *, most: float) -> Answer:
+def adam_eps_above_default(evidence: Evidence, *, most: float) -> Answer:
     """Adam's eps lies above `most`: where the root of the second moment is smaller, it decides the size of the step.
 
     Weights in fp16 need it, and runs with rewards take 1e-5 by habit: both are acquitted.
@@ -254,7 +255,7 @@ CHECKS: tuple[Check, ...] = (
     decay_in_an_unclear_adam,
     lion_above_its_rates,
     adapter_above_its_rates,
-    adam_eps_large,
+    adam_eps_above_default,
     layer_decay_inverted,
     optimizer_switched_at_same_rate,
     optimizer_name_refused,

@@ -6,7 +6,6 @@ Their hits stand at the step that was replayed, with the line of the replay dire
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,10 +14,11 @@ from gradforensics.diagnosis.checks.loss import lasting_bad
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, check
 from gradforensics.experiment_rows import Located, results
 from gradforensics.experiments import Result
+from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
 
 _KINDS = {"nan": ("NaN", math.nan), "posinf": ("Infinity", math.inf), "neginf": ("-Infinity", -math.inf)}
-_GRAPH_ERRORS = re.compile(
+_GRAPH_ERRORS = lazy(
     r"backward through the graph a second time|modified by an inplace operation|"
     r"Recomputed values for the following tensors have different metadata|"
     r"different number of tensors was saved during the original forward and recomputation|CheckpointError"

@@ -8,19 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
 
-_REDUCED = re.compile(r"(?i)(?:^|[^a-z])(?:all_?)?reduced?(?:$|[^a-z])|global|sync(?:ed|hroni[sz]ed)")
-_DATA_PARALLEL = re.compile(r"(?i)ddp\w*|distributed_?data_?parallel|multi_(?:gpu|cpu|npu|xpu)")
-_SHARDED = re.compile(r"(?i)fsdp2?|fully_?sharded|full_shard|hybrid_shard|deepspeed|zero[-_]?[123]|tensor_?parallel")
-_PARALLEL_SIZES = re.compile(
+_REDUCED = lazy(r"(?i)(?:^|[^a-z])(?:all_?)?reduced?(?:$|[^a-z])|global|sync(?:ed|hroni[sz]ed)")
+_DATA_PARALLEL = lazy(r"(?i)ddp\w*|distributed_?data_?parallel|multi_(?:gpu|cpu|npu|xpu)")
+_SHARDED = lazy(r"(?i)fsdp2?|fully_?sharded|full_shard|hybrid_shard|deepspeed|zero[-_]?[123]|tensor_?parallel")
+_PARALLEL_SIZES = lazy(
     r"(?i)(?:tensor|pipeline|model|context|expert)_?(?:model_)?parallel(?:_size|_degree)?$|[tp]p_size"
 )
-_WEIGHTS = re.compile(
+_WEIGHTS = lazy(
     r"(?i)(?:^|_)(?:param|params|parameter|parameters|weight|weights|model)_(?:l2_)?"
     r"(?:norm|l2|hash|checksum|fingerprint|crc|sum)(?:$|_)"
 )
-_TIMES = re.compile(
+_TIMES = lazy(
     r"(?i)(?:^|_)(?:step|iter|iteration|batch|forward|fwd|backward|bwd|compute|data|load|loading|train)_?"
     r"(?:time|seconds|secs|ms|duration)(?:$|_)|^time_per_step$|^seconds_per_step$"
 )

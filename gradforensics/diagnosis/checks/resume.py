@@ -15,9 +15,10 @@ from gradforensics.diagnosis.checks.loss import descending_loss
 from gradforensics.diagnosis.checks.schedule import restarts, schedule_begun_anew, schedule_repeats_at_resume
 from gradforensics.diagnosis.resumes import Resume, named, resumes
 from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check, hit_at
+from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
 
-_UPDATES = re.compile(r"(?:^|[/_.])(?:param_)?(?:update|delta|step)_?(?:norm|rms|l2|size|ratio)s?$", re.IGNORECASE)
+_UPDATES = lazy(r"(?:^|[/_.])(?:param_)?(?:update|delta|step)_?(?:norm|rms|l2|size|ratio)s?$", re.IGNORECASE)
 _NO_RESUME = "a resume in the record"
 
 

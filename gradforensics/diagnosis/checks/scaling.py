@@ -223,6 +223,8 @@ def clipped_before_unscaling(evidence: Evidence, *, least: float, tolerance: flo
     scale, norm, clip = evidence.series("loss_scale"), evidence.series("grad_norm"), evidence.number("max_grad_norm")
     if scale is None or norm is None or clip is None:
         return Missing("series:loss_scale", "series:grad_norm", "settings:max_grad_norm")
+    if any(s.reader == "deepspeed-config" for s in evidence.sources):
+        return Missing("a norm from clip_grad_norm_ (DeepSpeed unscales and clips in one step)")
     scale, norm = scale.good, norm.good
     level = float(np.median(norm.values)) if len(norm) else 0.0
     if clip <= 0 or level < least * clip:

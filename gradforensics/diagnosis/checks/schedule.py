@@ -21,9 +21,10 @@ from gradforensics.diagnosis.schedules import (
     worst_departure,
 )
 from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check, hit_at
+from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
 
-_CYCLIC = re.compile(r"restart|cycl|sgdr|plateau|one_?cycle", re.IGNORECASE)
+_CYCLIC = lazy(r"restart|cycl|sgdr|plateau|one_?cycle", re.IGNORECASE)
 _STILL = 1e-6  # relative; float32 rates that a log prints from one and the same number differ by less
 _BEYOND = 1.1  # a run that ends where the faster schedule ends may simply count its steps in another unit
 _MOST_STEPS = 256  # accumulation steps, processes or batches per epoch that a wrong stepping is looked for

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -10,12 +9,13 @@ from gradforensics.diagnosis import stacks
 from gradforensics.diagnosis.stacks import Snapshot
 from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check
 from gradforensics.diagnosis.vocabulary import Fact as Told
+from gradforensics.patterns import lazy
 from gradforensics.tables import Event, Evidence, Fact
 
 _VERSIONS = "the versions that were installed (gradforensics env, pip freeze; a requirements.txt only states wishes)"
 _LOADED = {"cudnn": "nvidia-cudnn", "nccl": "nvidia-nccl"}
-_OF_CUDA = re.compile(r"^(nvidia-[a-z-]+?)-cu(\d{2})$")
-_NUMERIC = re.compile(
+_OF_CUDA = lazy(r"^(nvidia-[a-z-]+?)-cu(\d{2})$")
+_NUMERIC = lazy(
     r"package:(?:torch|torchvision|torchaudio|nvidia-.*|triton|transformers|accelerate|deepspeed|peft|trl|flash-attn|"
     r"xformers|transformer-engine.*|apex|megatron-core|bitsandbytes|lightning|pytorch-lightning|numpy|tokenizers|"
     r"datasets|vllm|verl|tensorflow|keras|jax|jaxlib)$|conda:(?:pytorch|cudatoolkit|cudnn|nccl|numpy)$|"

@@ -9,13 +9,14 @@ import numpy as np
 
 from gradforensics import signals, trend_signals
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
+from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
 
 _LEAST = 40  # points of which a speed is read
 _BLOCKS = 20
 _RATES = ("throughput", "tflops", "mfu(%)", "mfu")
 _LOGGED = "step_time"
-_MILLISECONDS = re.compile(r"(?:^|[_(. -])ms\)?$|millisec", re.IGNORECASE)
+_MILLISECONDS = lazy(r"(?:^|[_(. -])ms\)?$|millisec", re.IGNORECASE)
 _SAME_WORK = (
     "per_device_train_batch_size", "global_batch_size", "gradient_accumulation_steps", "world_size", "max_seq_length",
 )  # fmt: skip

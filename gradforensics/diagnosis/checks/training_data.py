@@ -5,7 +5,6 @@ A hit on data stands at no step: it names the file, the line and the sample. Wha
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +12,12 @@ import numpy as np
 from gradforensics import data_signals
 from gradforensics.diagnosis.checks.loss import descending_loss, of_trainer
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
+from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
 from gradforensics.token_ids import ids_of
 
 _LABELS = "data with token ids and labels"
-_COLLATOR = re.compile(r"DataCollatorFor(?:LanguageModeling|CompletionOnlyLM)\b")
+_COLLATOR = lazy(r"DataCollatorFor(?:LanguageModeling|CompletionOnlyLM)\b")
 _PLACES = ("file", "row")
 
 
@@ -231,8 +231,7 @@ def no_gradient_from_no_loss(evidence: Evidence, *, points: int) -> Answer:
     loss, norm = evidence.series("loss"), evidence.series("grad_norm")
     if loss is None or norm is None:
         return Missing("series:loss", "series:grad_norm")
-    usable = descending_loss(evidence)
-    if isinstance(usable, Missing):
+    if loss.finite.any() and isinstance(usable := descending_loss(evidence), Missing):
         return usable
     _, at, there = np.intersect1d(loss.steps, norm.steps, return_indices=True)
     if len(at) < points:

@@ -118,7 +118,8 @@ def damaged_without_warmup(
     chance = math.log(vocabulary)
     first = loss.values[: max(3, int(opening * len(loss)))]
     tail = float(np.median(loss.values[-(len(loss) // 3) :]))
-    thrown, entropy = first > excess * chance, evidence.number("unigram_entropy")
+    # a loss that is above chance before the first step was not thrown there
+    thrown, entropy = first > excess * max(chance, float(first[0])), evidence.number("unigram_entropy")
     parked = entropy is not None and abs(tail / entropy - 1) <= tolerance
     if tail <= park * chance or not (parked or thrown.any()):
         return []

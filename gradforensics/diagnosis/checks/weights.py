@@ -7,11 +7,12 @@ import re
 import polars as pl
 
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
 
 _WEIGHTS = ("param", "master")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum")
-_MASK = re.compile(r"mask|bias_k|causal", re.IGNORECASE)  # kept beside the weights, and full of -inf on purpose
+_MASK = lazy(r"mask|bias_k|causal", re.IGNORECASE)  # kept beside the weights, and full of -inf on purpose
 
 
 @check(needs=["tensors"], facts=["checkpoint", "tensors", "values", "checkpoints"])
