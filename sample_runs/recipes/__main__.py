@@ -1,4 +1,7 @@
-"""Make all sample runs, or those named: `python -m recipes [NAME ...] [--out DIR]` from the sample_runs folder."""
+"""Make all sample runs, or those named: `python -m recipes [NAME ...] [--out DIR]` from the sample_runs folder.
+
+wandb_runs.py, which needs wandb, is called by itself: `python recipes/wandb_runs.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from pathlib import Path
 MODULES = (
     "gf01",
     "gf02",
-    "gf04",
     "gf03",
+    "gf04",
     "gf05",
     "gf06",
     "gf07",
@@ -18,31 +21,28 @@ MODULES = (
     "gf09",
     "gf11",
     "gf12",
-    "gf18",
     "gf13",
     "gf14",
     "gf15",
     "gf16",
     "gf17",
-    "gf20",
-    "gf25",
+    "gf18",
     "gf19",
     "gf20",
+    "gf21",
+    "gf22",
+    "gf23",
+    "gf24",
+    "gf25",
+    "gf26",
+    "gf27",
     "gf28",
     "gf29",
     "gf35",
     "gf39",
-    "gf21",
-    "gf23",
-    "gf27",
-    "gf35",
     "gf40",
-    "gf42",
-    "gf22",
-    "gf24",
-    "gf26",
-    "gf35",
     "gf41",
+    "gf42",
     "healthy",
     "healthy_others",
 )

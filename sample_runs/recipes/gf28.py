@@ -135,12 +135,12 @@ SAMPLES = (
         primary="",
     ),
     Sample(
-        "gf28-before-unscale",
+        "gf12-clipped-before-unscale-csv",
         "gf28",
         lambda run: half_loop(run, unscale_first=False),
         "float16 with a loss scaler, clip_grad_norm_ without unscale_ before it: the norm follows the scale",
-        case="GF28",
-        variant="before-unscale",
+        case="GF12",
+        variant="clipped-before-unscaling",
     ),
     Sample(
         "gf28-never-reached",

@@ -95,6 +95,7 @@ SAMPLES = (
         "all labels are -100: the loss is 0/0, the Trainer logs 0.0 and a gradient norm of 0",
         case="GF35",
         variant="no-labels",
+        primary="GF15",
     ),
     Sample(
         "gf35-constant-norm",

@@ -235,7 +235,7 @@ def preferences(run: Path) -> None:
     reference.load_state_dict(policy.state_dict())
     other = Chain.make(seed=7)
     optimizer = adamw(policy, 3e-5)
-    config = plain_config(learning_rate=3e-5, beta=0.1, loss_type="sigmoid", max_steps=200)
+    config = plain_config(learning_rate=3e-5, beta=0.1, loss_type="sigmoid", max_steps=200, max_grad_norm=20.0)
     write_json(run / "config.json", config)
     with json_lines(run / "log.jsonl") as log:
         for step in range(1, 201):
@@ -247,7 +247,7 @@ def preferences(run: Path) -> None:
                 rewards.append(0.1 * (taken[0] - taken[1].detach()))
             margin = rewards[0] - rewards[1]
             loss = -functional.logsigmoid(margin).mean()
-            norm = update(optimizer, loss, policy)
+            norm = update(optimizer, loss, policy, clip=20.0)
             row = {"rewards/chosen": rewards[0].mean().item(), "rewards/rejected": rewards[1].mean().item()}
             row |= {"rewards/margins": margin.mean().item(), "rewards/accuracies": (margin > 0).float().mean().item()}
             log({"step": step, "loss": loss.item(), "grad_norm": norm, "learning_rate": 3e-5, **row})
