@@ -8,29 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 
+from gradforensics import spike_signals
 from gradforensics.signals import MAD_TO_SD
-
-_FLOOR = 1e-3  # D01: a spread below a thousandth of the level is rounding
 
 
 def spike_scores(values: np.ndarray, window: int) -> np.ndarray:
     """Detector D01: by how many robust standard deviations every value exceeds the `window` values before it.
 
-    (x - median) / max(1.4826 MAD, 1e-3 |median|), both over the window without the value itself; float64 (n,), 0 for
-    the first `window` values. The deviations are those from the median at their own place.
+    float64 (n,), 0 for the first `window` values; see spike_signals.recent_level.
     """
-    if len(values) <= window:
-        return np.zeros(len(values))
-    series = pl.Series(values, dtype=pl.Float64)
-    centre = series.shift(1).rolling_median(window, min_samples=window)
-    deviation = (series - centre).abs()
-    spread = MAD_TO_SD * deviation.shift(1).rolling_median(window, min_samples=max(8, window // 4))
-    floor = np.maximum(spread.fill_null(np.inf).to_numpy(), _FLOOR * np.abs(centre.fill_null(0.0).to_numpy()))
-    scores = (values - centre.fill_null(np.nan).to_numpy()) / np.maximum(floor, 1e-300)
-    out: np.ndarray = np.where(np.isfinite(scores), scores, 0.0)
-    return out
+    scores: np.ndarray = np.nan_to_num(spike_signals.recent_level(values, window).z(values))
+    return scores
 
 
 def spikes(values: np.ndarray, window: int, score: float, within: int) -> np.ndarray:

@@ -14,6 +14,14 @@ import polars as pl
 MAD_TO_SD = 1.4826  # the standard deviation of a normal sample is 1.4826 times its median absolute deviation
 
 
+def common_places(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each of two ascending arrays without repeats holds the values that both hold: two int64 (k,) of indices."""
+    if np.array_equal(first, second):  # two series of one log, nearly always
+        return np.arange(len(first)), np.arange(len(first))
+    _, left, right = np.intersect1d(first, second, assume_unique=True, return_indices=True)
+    return left, right
+
+
 def rolling_median(values: np.ndarray, window: int) -> np.ndarray:
     """Centred rolling median, float64 (n,); at the ends the window shrinks to what is there.
 

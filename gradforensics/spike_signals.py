@@ -75,15 +75,21 @@ class Spike:
 
 
 def spikes(
-    steps: np.ndarray, loss: np.ndarray, norm: np.ndarray, first: int, window: int, high: float, back: float
+    steps: np.ndarray,
+    loss: np.ndarray,
+    norm: np.ndarray,
+    first: int,
+    levels: tuple[Level, Level],
+    high: float,
+    back: float,
 ) -> list[Spike]:
     """The spikes of a run, in order (detectors D01, D03 and D04).
 
-    steps, loss, norm: (n,), the common points of both series; first: index before which nothing counts. high: robust z
+    steps, loss, norm: (n,), the common points of both series; first: index before which nothing counts. levels: the
+    recent ones of loss and norm. high: robust z
     that both must reach, the loss 0 to 8 steps after the norm or one point before it; back: the loss has come back
     where the median of five points lies less than `back` standard deviations above the level before.
     """
-    levels = recent_level(loss, window), recent_level(norm, window)
     high_norm = np.flatnonzero(levels[1].z(norm) >= high)
     found: list[Spike] = []
     free = first

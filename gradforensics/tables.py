@@ -195,7 +195,12 @@ class Series:
 
     def where(self, mask: np.ndarray) -> Series:
         """The points that `mask` (bool, (n,)) keeps."""
-        index = np.flatnonzero(mask)
+        return self.at(np.flatnonzero(mask))
+
+    def at(self, index: np.ndarray) -> Series:
+        """The points at these places (int64, ascending)."""
+        if len(index) == len(self):
+            return self
         return Series(
             self.name, self.phase, self.tag, self.source, self.steps[index], self.values[index],
             self.codes[index], self.lines[index], self.attempts[index], self.epochs[index],

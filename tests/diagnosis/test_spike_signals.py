@@ -12,7 +12,8 @@ WINDOW = 64
 
 def found(steps, loss, norm, first=WINDOW):
     """The spikes as the rule asks for them."""
-    return spikes(steps, loss, norm, first, WINDOW, 7.0, 3.0)
+    levels = recent_level(loss, WINDOW), recent_level(norm, WINDOW)
+    return spikes(steps, loss, norm, first, levels, 7.0, 3.0)
 
 
 def quiet(n=300, seed=0):

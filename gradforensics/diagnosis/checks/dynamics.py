@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradforensics import spike_signals
+from gradforensics import signals, spike_signals
 from gradforensics.diagnosis.checks.loss import descending_loss
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
 from gradforensics.patterns import lazy
-from gradforensics.spike_signals import Spike
+from gradforensics.spike_signals import Level, Spike
 from gradforensics.tables import Evidence, Series
 
 _ENOUGH = 16  # points after the first window and the warm-up below which nothing can be said of spikes
@@ -38,8 +38,17 @@ def _together(evidence: Evidence) -> tuple[Series, Series] | Missing:
     if norm is None:
         return Missing("series:grad_norm")
     norm = norm.good
-    common = np.intersect1d(loss.steps, norm.steps)
-    return loss.where(np.isin(loss.steps, common)), norm.where(np.isin(norm.steps, common))
+    left, right = signals.common_places(loss.steps, norm.steps)
+    return loss.at(left), norm.at(right)
+
+
+def _levels(evidence: Evidence, loss: Series, norm: Series, window: int) -> tuple[Level, Level]:
+    """The recent levels of both, computed once: they cost more than everything that is asked of them."""
+
+    def compute() -> tuple[Level, Level]:
+        return spike_signals.recent_level(loss.values, window), spike_signals.recent_level(norm.values, window)
+
+    return evidence.once(("recent levels", window), compute)
 
 
 def _first(evidence: Evidence, loss: Series, window: int) -> int | Missing:
@@ -61,7 +70,8 @@ def _spikes(evidence: Evidence, window: int, high: float, back: float) -> tuple[
         first = _first(evidence, loss, window)
         if isinstance(first, Missing):
             return first
-        return loss, norm, spike_signals.spikes(loss.steps, loss.values, norm.values, first, window, high, back)
+        levels = _levels(evidence, loss, norm, window)
+        return loss, norm, spike_signals.spikes(loss.steps, loss.values, norm.values, first, levels, high, back)
 
     return evidence.once(("spikes", window, high, back), find)
 
@@ -192,9 +202,8 @@ def loss_spikes_alone(evidence: Evidence, *, window: int, high: float, still: fl
         return first
     if loss.cadence > 1:
         return Missing("series:grad_norm of every step")
-    level = spike_signals.recent_level(loss.values, window)
-    z_loss = level.z(loss.values)
-    z_norm = spike_signals.recent_level(norm.values, window).z(norm.values)
+    level, of_norm = _levels(evidence, loss, norm, window)
+    z_loss, z_norm = level.z(loss.values), of_norm.z(norm.values)
     alone = (z_loss >= high) & (np.arange(len(loss)) >= first)
     for step in range(-1, 2):  # the norm of the neighbouring steps stays low as well
         alone &= ~(np.roll(z_norm, step) >= still)

@@ -352,10 +352,10 @@ def _beside(evidence: Evidence) -> tuple[Series, Series] | Missing:
         return loss
     if norm is None:
         return Missing("series:grad_norm")
-    common = np.intersect1d(loss.steps, norm.steps)
-    if not len(common):
+    left, right = signals.common_places(loss.steps, norm.steps)
+    if not len(left):
         return Missing("series:grad_norm at the steps of the loss")
-    return loss.where(np.isin(loss.steps, common)), norm.where(np.isin(norm.steps, common))
+    return loss.at(left), norm.at(right)
 
 
 def _for_good(mask: np.ndarray) -> int | None:

@@ -22,6 +22,8 @@ _HOST = lazy(
 _EVALUATES = lazy(r"eval|valid|predict|\btest|inference|generate|on_epoch_end|compute_metrics|run_test", re.IGNORECASE)
 _BACKWARD = lazy(r"backward", re.IGNORECASE)
 _STATE_BYTES = 16  # per parameter: Adam with mixed precision (Rajbhandari et al., ZeRO, section 3.1)
+_BYTES = 1e7  # median of a series that is taken for bytes where its tag names no unit: in kilobytes it would be 10 GB
+_NAMES_UNIT = lazy(r"(?:^|[_/. (-])[kmgt]i?b\b|percent|%", re.IGNORECASE)
 
 
 def _settled(series: Series, warmup: int) -> int:
@@ -113,13 +115,19 @@ def _point(series: Series, index: int, facts: dict[str, Fact]) -> Hit:
 _GROWTH_FACTS = ("first", "last", "share", "fit", "per_step", "since")
 
 
+def _amount(value: float, series: Series) -> str:
+    """A value of a memory series: as a size where the series can only be in bytes, else as the number that it is."""
+    in_bytes = float(np.median(series.good.values)) >= _BYTES and not _NAMES_UNIT.search(series.tag)
+    return (_size(value) if in_bytes else None) or f"{value:.4g}"
+
+
 def _growth_hit(series: Series, found: trend_signals.Growth) -> Hit:
     facts: dict[str, Fact] = {
-        "first": found.first,
-        "last": found.last,
+        "first": _amount(found.first, series),
+        "last": _amount(found.last, series),
         "share": found.share,
         "fit": found.trend.r2,
-        "per_step": found.trend.slope,
+        "per_step": _amount(found.trend.slope, series),
         "since": int(series.good.steps[found.start]),
     }
     return _point(series.good, found.start, facts)
@@ -210,9 +218,9 @@ def _grows_at_evaluations(evidence: Evidence, name: str, evaluations: int, share
     facts: dict[str, Fact] = {
         "evaluations": found.evaluations,
         "stairs": found.share,
-        "each": found.each,
-        "first": float(values[found.first - 1]),
-        "last": float(values[-1]),
+        "each": _amount(found.each, memory),
+        "first": _amount(float(values[found.first - 1]), memory),
+        "last": _amount(float(values[-1]), memory),
         "which": memory.tag,
     }
     return [_point(memory.good, found.first, facts)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradforensics import data_signals
+from gradforensics import data_signals, signals
 from gradforensics.diagnosis.checks.loss import descending_loss, of_trainer
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
 from gradforensics.patterns import lazy
@@ -210,8 +210,8 @@ def loss_follows_padding(evidence: Evidence, *, correlation: float, tolerance: f
     loss, share = descending_loss(evidence), evidence.series("pad_share")
     if isinstance(loss, Missing) or share is None:
         return loss if isinstance(loss, Missing) else Missing("series:pad_share")
-    common, at, there = np.intersect1d(loss.steps, share.good.steps, return_indices=True)
-    if len(common) < 40:
+    at, there = signals.common_places(loss.steps, share.good.steps)
+    if len(at) < 40:
         return Missing("series:pad_share at the steps of the loss")
     values = share.good.values[there]
     tie = data_signals.padding_tie(loss.values[at], values / 100 if float(values.max()) > 1 else values)
@@ -233,7 +233,7 @@ def no_gradient_from_no_loss(evidence: Evidence, *, points: int) -> Answer:
         return Missing("series:loss", "series:grad_norm")
     if loss.finite.any() and isinstance(usable := descending_loss(evidence), Missing):
         return usable
-    _, at, there = np.intersect1d(loss.steps, norm.steps, return_indices=True)
+    at, there = signals.common_places(loss.steps, norm.steps)
     if len(at) < points:
         return Missing("series:grad_norm at the steps of the loss")
     values = loss.values[at]
