@@ -123,6 +123,14 @@ def _chinese(text: str) -> bool:
     return re.search(r"[\u4e00-\u9fff]", text) is not None
 
 
+def _verify(rule: Rule, say: Say) -> Iterator[Complaint]:
+    """What begins as a command is shown to be pasted, and must be one to its end."""
+    if rule.verify.startswith("gradforensics ") and re.search(r"[,;:] ", rule.verify):
+        yield say(
+            "verify begins with a command and goes on in prose: begin with a verb, or give the command alone", "verify"
+        )
+
+
 def _unfilled(rule: Rule, say: Say) -> Iterator[Complaint]:
     """Placeholders where nobody fills them."""
     for language in LANGUAGES:
@@ -225,4 +233,4 @@ def _harmful(rule: Rule, say: Say) -> Iterator[Complaint]:
                         yield say(f"this fix does harm ({found[0][:40]!r}): {reason}", fix[:30], place)
 
 
-LINTS: tuple[Lint, ...] = (_place, _texts, _unfilled, _parameters, _examples, _harmful)
+LINTS: tuple[Lint, ...] = (_place, _texts, _verify, _unfilled, _parameters, _examples, _harmful)

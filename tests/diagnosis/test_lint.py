@@ -124,6 +124,7 @@ def test_a_good_rule_has_nothing_to_complain_of(lint):
         ('slug     = "dead-rate"', 'slug = "dead"', "must be test/dead.toml", "slug"),
         ('family   = "test"', 'family = "other"', "must be other/dead-rate.toml", "slug"),
         ('verify   = "gradforensics replay {run} --step {onset}"\n', "", "verify is missing", "id "),
+        ("--step {onset}", "--step {onset}, then look", "goes on in prose", "verify "),
         (
             '[[look_alike]]\ncase = "GF12"\ntell = "There the steps are skipped."\n', "",
             "no look_alike", "id ",
