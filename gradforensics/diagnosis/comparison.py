@@ -52,16 +52,17 @@ def compare_with(baseline: Evidence, runs: Sequence[Evidence], rules: Sequence[R
 
 
 def beside_siblings(diagnoses: Sequence[Diagnosis], rules: Sequence[Rule]) -> list[Diagnosis]:
-    """Judge the runs with a finding again, each beside its nearest healthy sibling; those without one stay as they are.
+    """Judge the runs with a grave finding again, each beside its nearest healthy sibling; all others stay as they are.
 
-    A sibling is a run of the same analysis that raises no alarm, logged the same loss and states nearly the same
-    settings: its level is a better reference than any general number.
+    A sweep has better and worse runs: one without a finding of S1 or S2, if only a suspect, is not made sick by its
+    siblings. A sibling is a run of the same analysis that raises no alarm, logged the same loss and states nearly the
+    same settings: its level is a better reference than any general number.
     """
     healthy = [d.evidence for d in diagnoses if not d.alarms and any(v.outcome == "clear" for v in d.verdicts)]
     found: list[Diagnosis] = []
     for diagnosis in diagnoses:
         run = diagnosis.evidence
-        if run.baseline is None and any(v.outcome == "fired" for v in diagnosis.verdicts):
+        if run.baseline is None and any(v.severity in ("S1", "S2") for v in diagnosis.verdicts):
             sibling = _nearest(run, healthy)
             if sibling is not None:
                 run.baseline, run.baseline_is_sibling = sibling, True

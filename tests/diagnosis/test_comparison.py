@@ -106,3 +106,8 @@ def test_runs_that_differ_in_much_or_say_little_are_no_siblings(made, tmp_path):
     different = made("different", HEALTHY, learning_rate=1.0, weight_decay=0.0, max_steps=7, warmup_steps=3)
     sick_too = made("sick too", DIVERGED, warmup_steps=4)
     assert siblings_of(sick_too, different) == [None, None]
+
+
+def test_a_run_without_a_grave_finding_is_left_alone(made):
+    worse = made("worse", [x + 0.6 for x in HEALTHY], learning_rate=1e-2)
+    assert siblings_of(worse, made("better", HEALTHY)) == [None, None]
