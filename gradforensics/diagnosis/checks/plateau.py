@@ -128,15 +128,43 @@ def settles_above_baseline(
     return _above(found, reference, excess, most, gap)
 
 
+def _classes(evidence: Evidence) -> float | None:
+    """Among how many classes the model chooses: tokens of its vocabulary, or the classes that the settings name."""
+    tokens = evidence.number("vocab_size") if predicts_tokens(evidence) else None
+    classes = tokens or evidence.number("num_classes")
+    return classes if classes is not None and classes >= 2 else None
+
+
+@check(needs=["series:loss:points>=40"], facts=["level", "reference", "classes"])
+def never_leaves_chance(evidence: Evidence, *, near: float, steps: int) -> Answer:
+    """Over `steps` steps or more every tenth of the loss lies within `near` of ln C, whatever the rate did meanwhile.
+
+    Not asked where the logged rate is 0 throughout, which is a cause of its own.
+    """
+    loss, lr = descending_loss(evidence), evidence.series("lr")
+    if isinstance(loss, Missing):
+        return loss
+    classes = _classes(evidence)
+    if classes is None:
+        return Missing("settings:num_classes")
+    if len(loss) < _LEAST or loss.steps[-1] - loss.steps[0] < steps or (lr is not None and not (lr.values > 0).any()):
+        return []
+    chance = math.log(classes)
+    levels = np.array([float(np.median(part)) for part in np.array_split(loss.values, 10)])
+    if (np.abs(levels / chance - 1) > near).any():
+        return []
+    level = float(np.median(loss.values))
+    return [hit_at(loss, 0, level=level, reference=chance, classes=int(classes))]
+
+
 @check(needs=["series:loss:points>=40"], facts=[*_FACTS, "classes"])
 def settles_at_chance(evidence: Evidence, *, share: float, errors: float, high: float, near: float) -> Answer:
     """The loss is flat at a high learning rate within `near` of ln C, the loss of guessing among C classes."""
     found = _settled(evidence, share, errors, high)
     if found is None or isinstance(found, Missing):
         return found or []
-    tokens = evidence.number("vocab_size") if predicts_tokens(evidence) else None
-    classes = tokens or evidence.number("num_classes")
-    if classes is None or classes < 2:
+    classes = _classes(evidence)
+    if classes is None:
         return Missing("settings:num_classes")
     chance = math.log(classes)
     if abs(found.level / chance - 1) > near:
@@ -150,4 +178,5 @@ CHECKS: tuple[Check, ...] = (
     settles_above_reference,
     settles_above_baseline,
     settles_at_chance,
+    never_leaves_chance,
 )
