@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from gradforensics.diagnosis.causes import Diagnosis, diagnose
 from gradforensics.diagnosis.rules import Rule
+from gradforensics.diagnosis.setting_differences import differences, telling
 from gradforensics.errors import UsageError
 from gradforensics.tables import Evidence, Notice
 
-# Settings that name a run or a place: they differ between any two runs and explain nothing.
 _SHARED = 5  # settings that two runs must both state to count as runs of one task
 _APART = 3  # settings in which such runs may differ: beyond, too much could explain what parts them
 _POINTS = 20  # of the sibling's loss
-_NAMES = frozenset({"output_dir", "logging_dir", "run_name", "name", "experiment_name", "exp_name", "hub_model_id"})
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A setting that both runs state, with different values."""
-
-    key: str
-    here: Any
-    there: Any
 
 
 def the_one(found: Sequence[Evidence], wanted: str) -> Evidence:
@@ -79,8 +67,7 @@ def _nearest(run: Evidence, healthy: Sequence[Evidence]) -> Evidence | None:
         theirs = other.series("loss")
         if other is run or loss is None or theirs is None or theirs.tag != loss.tag or len(theirs.good) < _POINTS:
             continue
-        shared = {s.key for s in run.settings or []} & {s.key for s in other.settings or []}
-        apart = len(differences(run, other))
+        shared, apart = telling(run).keys() & telling(other).keys(), len(differences(run, other))
         if len(shared) >= _SHARED and apart <= _APART and not same_run(run, other):
             ranked.append((apart, -int(theirs.steps[-1]), place, other))
     return min(ranked, key=lambda one: one[:3])[3] if ranked else None
@@ -95,26 +82,3 @@ def same_run(run: Evidence, other: Evidence) -> bool:
 def _files(run: Evidence) -> set[str]:
     logged = {key.source for key in run.frames}
     return {source.sha256 or source.path for source in run.sources if source.path in logged}
-
-
-def differences(run: Evidence, other: Evidence) -> list[Difference]:
-    """The settings that both runs state with different values, by key; names and folders of runs left out."""
-    keys = {s.key for s in run.settings or []} & {s.key for s in other.settings or []}
-    found: list[Difference] = []
-    for key in sorted(keys - _NAMES):
-        here, there = run.setting(key), other.setting(key)
-        if here is None or there is None or _alike(here, there) or any(_is_path(v) for v in (here, there)):
-            continue
-        found.append(Difference(key, here, there))
-    return found
-
-
-def _alike(here: Any, there: Any) -> bool:
-    try:
-        return here == there or float(here) == float(there)
-    except (TypeError, ValueError):
-        return str(here) == str(there)
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str) and ("/" in value or "\\" in value)

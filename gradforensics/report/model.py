@@ -10,10 +10,10 @@ from typing import Any, TypeAlias, cast
 from gradforensics import __version__, experiment_rows
 from gradforensics.diagnosis import needs
 from gradforensics.diagnosis.causes import Diagnosis
-from gradforensics.diagnosis.comparison import Difference, differences
 from gradforensics.diagnosis.frameworks import framework_of
 from gradforensics.diagnosis.judge import Outcome, Verdict
 from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Language, LookAlike, Severity, Strength
+from gradforensics.diagnosis.setting_differences import Difference, differences
 from gradforensics.diagnosis.vocabulary import Fact
 from gradforensics.report.charts import TIMELINE_POINTS, Chart, timeline, zooms
 from gradforensics.report.checkpoints import Checkpoints, checkpoints

@@ -6,14 +6,13 @@ import pytest
 
 from gradforensics.diagnosis.causes import diagnose
 from gradforensics.diagnosis.comparison import (
-    Difference,
     beside_siblings,
     compare_with,
-    differences,
     same_run,
     the_one,
 )
 from gradforensics.diagnosis.rules import load_rules
+from gradforensics.diagnosis.setting_differences import Difference, differences
 from gradforensics.errors import UsageError
 from gradforensics.evidence.gather import gather
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradforensics import signals, spike_signals
-from gradforensics.diagnosis.checks.loss import descending_loss
+from gradforensics import spike_signals
+from gradforensics.diagnosis.checks.loss import loss_and_norm
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
 from gradforensics.patterns import lazy
 from gradforensics.spike_signals import Level, Spike
@@ -28,18 +28,6 @@ def _warmup(evidence: Evidence) -> float:
         return 0.0
     falls = np.flatnonzero(np.diff(lr.good.values) <= 0)
     return float(lr.good.steps[falls[0] if len(falls) else -1])
-
-
-def _together(evidence: Evidence) -> tuple[Series, Series] | Missing:
-    """Loss and gradient norm at the steps at which both are finite."""
-    loss, norm = descending_loss(evidence), evidence.series("grad_norm")
-    if isinstance(loss, Missing):
-        return loss
-    if norm is None:
-        return Missing("series:grad_norm")
-    norm = norm.good
-    left, right = signals.common_places(loss.steps, norm.steps)
-    return loss.at(left), norm.at(right)
 
 
 def _levels(evidence: Evidence, loss: Series, norm: Series, window: int) -> tuple[Level, Level]:
@@ -63,7 +51,7 @@ def _spikes(evidence: Evidence, window: int, high: float, back: float) -> tuple[
     """The spikes of a run beside its loss and gradient norm; those that a learning rate or a resume made are kept."""
 
     def find() -> tuple[Series, Series, list[Spike]] | Missing:
-        both = _together(evidence)
+        both = loss_and_norm(evidence, finite=True)
         if isinstance(both, Missing):
             return both
         loss, norm = both
@@ -193,7 +181,7 @@ def loss_spikes_alone(evidence: Evidence, *, window: int, high: float, still: fl
 
     Only logs of every step are judged: in a mean over several steps the two do not belong together.
     """
-    both = _together(evidence)
+    both = loss_and_norm(evidence, finite=True)
     if isinstance(both, Missing):
         return both
     loss, norm = both

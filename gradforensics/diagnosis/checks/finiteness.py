@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradforensics import signals
-from gradforensics.diagnosis.checks.loss import descending_loss, lasting_bad, of_trainer
+from gradforensics.diagnosis.checks.loss import descending_loss, lasting_bad, loss_and_norm, of_trainer
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
 from gradforensics.own_files import is_step_log
 from gradforensics.tables import KINDS, Evidence, Series
@@ -315,7 +315,7 @@ def zero_loss_zero_gradient(evidence: Evidence, *, points: int, before: float) -
     """
     if not of_trainer(evidence) and not _prints_as_trainer(evidence):
         return Missing("a log of the Hugging Face Trainer")
-    both = _beside(evidence)
+    both = loss_and_norm(evidence, finite=False)
     if isinstance(both, Missing):
         return both
     loss, norm = both
@@ -333,7 +333,7 @@ def zero_loss_constant_gradient(evidence: Evidence, *, points: int) -> Answer:
 
     No batch gives the gradient of another one: what is reduced is not what was computed.
     """
-    both = _beside(evidence)
+    both = loss_and_norm(evidence, finite=False)
     if isinstance(both, Missing):
         return both
     loss, norm = both
@@ -343,19 +343,6 @@ def zero_loss_constant_gradient(evidence: Evidence, *, points: int) -> Answer:
     if start is None or len(loss) - start < points:
         return []
     return [hit_at(loss, start, points=len(loss) - start, norm=float(norm.values[-1]))]
-
-
-def _beside(evidence: Evidence) -> tuple[Series, Series] | Missing:
-    """A loss that is meant to fall and the gradient norm at their common steps."""
-    loss, norm = descending_loss(evidence), evidence.series("grad_norm")
-    if isinstance(loss, Missing):
-        return loss
-    if norm is None:
-        return Missing("series:grad_norm")
-    left, right = signals.common_places(loss.steps, norm.steps)
-    if not len(left):
-        return Missing("series:grad_norm at the steps of the loss")
-    return loss.at(left), norm.at(right)
 
 
 def _for_good(mask: np.ndarray) -> int | None:

@@ -12,6 +12,7 @@ import polars as pl
 
 from gradforensics import signals
 from gradforensics.diagnosis.checks.loss import descending_loss, made_worse, parked
+from gradforensics.diagnosis.setting_differences import alike, telling
 from gradforensics.diagnosis.vocabulary import Answer, Check, Missing, check, hit_at
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
@@ -21,12 +22,6 @@ _LION = lazy(r"lion", re.IGNORECASE)
 _RATE = lazy(r"(?:.*/)?(?:lr|learning_rate)\b|(?:.*/)?lr[-_]", re.IGNORECASE)
 _NO_RATE_YET = "no learning rate before the first step"
 _CLASSES = ("num_classes", "num_labels", "n_classes", "nb_classes", "num_class")
-# Settings that name a run, a place or a machine: two runs that differ in them alone did the same.
-_NAMING = lazy(
-    r"(?:^|[._])(?:name|dir|path|file|folder|output|logdir|project|group|tags?|notes|id|host|port|timestamp|date|time|"
-    r"resume\w*|report_to|exp|experiment|run|save\w*|logging\w*|version)$|_(?:dir|path|name|file|id|to)$|^_",
-    re.IGNORECASE,
-)
 _FEWEST = 3  # shared settings without which two configurations cannot be said to agree
 
 
@@ -350,16 +345,11 @@ def worse_than_baseline_of_lower_lr(evidence: Evidence, *, times: float, gap: fl
 
 def differing_settings(evidence: Evidence, other: Evidence) -> list[str] | Missing:
     """Settings, besides the learning rate and those that only name something, in which two runs differ."""
-    mine, theirs = _plain(evidence), _plain(other)
+    mine, theirs = telling(evidence), telling(other)
     if len(mine.keys() & theirs.keys()) < _FEWEST:
         return Missing("settings of both runs")
     keys = sorted((mine.keys() | theirs.keys()) - {"learning_rate"})
-    return [key for key in keys if mine.get(key) != theirs.get(key)]
-
-
-def _plain(evidence: Evidence) -> dict[str, str]:
-    keys = {s.key for s in evidence.settings or [] if s.value is not None and not _NAMING.search(s.key)}
-    return {key: str(evidence.setting(key)) for key in keys}
+    return [key for key in keys if not alike(mine.get(key), theirs.get(key))]
 
 
 CHECKS: tuple[Check, ...] = (

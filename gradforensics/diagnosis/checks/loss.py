@@ -38,6 +38,23 @@ def descending_loss(evidence: Evidence) -> Series | Missing:
     return series.good if series.finite.any() else Missing("series:loss with finite values")
 
 
+def loss_and_norm(evidence: Evidence, *, finite: bool) -> tuple[Series, Series] | Missing:
+    """The finite points of a loss that is meant to fall and the gradient norm at their common steps.
+
+    finite: leave out the steps at which the norm is NaN or infinite.
+    """
+    loss, norm = descending_loss(evidence), evidence.series("grad_norm")
+    if isinstance(loss, Missing):
+        return loss
+    if norm is None:
+        return Missing("series:grad_norm")
+    norm = norm.good if finite else norm
+    left, right = signals.common_places(loss.steps, norm.steps)
+    if not len(left):
+        return Missing("series:grad_norm at the steps of the loss")
+    return loss.at(left), norm.at(right)
+
+
 def _left(
     evidence: Evidence, loss: Series, noise: float, rise: float, share: float, times: float, far: float
 ) -> signals.Departure | None:
