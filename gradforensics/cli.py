@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradforensics import __version__
-from gradforensics.data_options import data_options
+from gradforensics.analyze_options import DEFAULT_OUTPUT, analyze_options
 from gradforensics.errors import GradforensicsError, UsageError
 from gradforensics.progress_bar import Bar
 from gradforensics.replay_options import replay_options
@@ -37,7 +37,6 @@ REPLAY_EPILOG = (
     "3 internal error; 4 nothing to replay."
 )
 ENV_EPILOG = "Exit codes: 0 saved; 2 usage error; 3 internal error."
-DEFAULT_OUTPUT = "gradforensics-report.html"
 LIMIT_HELP = "Show at most so many tensors of a checkpoint; 0 shows all."
 
 
@@ -49,66 +48,7 @@ def commands() -> None:
 
 @commands.command(epilog=EPILOG)
 @click.argument("paths", nargs=-1, required=True, type=click.Path())
-@click.option(
-    "-o",
-    "output",
-    type=click.Path(dir_okay=False),
-    help=f"HTML report (default: {DEFAULT_OUTPUT} in the current folder).",
-)
-@click.option(
-    "--output",
-    "outputs",
-    multiple=True,
-    metavar="FORMAT=PATH",
-    help="Another output: html or json; '-' is stdout. Repeatable.",
-)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A fact that the files lack (vocab_size=32000). Repeatable.",
-)
-@click.option(
-    "--map", "columns", multiple=True, metavar="COLUMN=SERIES", help="What a column means (objective=loss). Repeatable."
-)
-@click.option(
-    "--with",
-    "replayed",
-    multiple=True,
-    metavar="REPLAY_DIR",
-    help="What a replay of a step of the run found (gradforensics replay). Repeatable.",
-)
-@data_options
-@click.option(
-    "--baseline",
-    type=click.Path(),
-    metavar="RUN_DIR",
-    help="A healthy run of the same task to compare with: levels, rates and settings are judged beside its own.",
-)
-@click.option(
-    "--rules",
-    "rules_folder",
-    type=click.Path(file_okay=False),
-    help="Use the rule files below this folder instead of the catalogue.",
-)
-@click.option(
-    "--fail-on",
-    type=click.Choice(["S1", "S2", "S3", "S4"]),
-    default="S2",
-    show_default=True,
-    help="Exit with 1 at this severity or graver.",
-)
-@click.option(
-    "--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True, help="Language of the report's texts."
-)
-@click.option("--no-tensors", is_flag=True, help="List the tensors of checkpoints, but do not read them.")
-@click.option(
-    "--names-from-config",
-    is_flag=True,
-    help="Ask transformers, in a child process, what the parameters that config.json describes are called.",
-)
-@click.option("--force", is_flag=True, help="Overwrite outputs that gradforensics did not write.")
+@analyze_options
 def analyze(
     paths: Sequence[str],
     output: str | None,
