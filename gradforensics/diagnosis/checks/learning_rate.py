@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from gradforensics import signals
-from gradforensics.diagnosis.checks.loss import descending_loss, made_worse, parked
+from gradforensics.diagnosis.checks.loss import classes, descending_loss, made_worse, parked
 from gradforensics.diagnosis.setting_differences import alike, telling
 from gradforensics.diagnosis.vocabulary import Answer, Check, Missing, check, hit_at
 from gradforensics.patterns import lazy
@@ -21,7 +21,6 @@ _ADAM = lazy(r"adam|lamb|adafactor|\blion", re.IGNORECASE)
 _LION = lazy(r"lion", re.IGNORECASE)
 _RATE = lazy(r"(?:.*/)?(?:lr|learning_rate)\b|(?:.*/)?lr[-_]", re.IGNORECASE)
 _NO_RATE_YET = "no learning rate before the first step"
-_CLASSES = ("num_classes", "num_labels", "n_classes", "nb_classes", "num_class")
 _FEWEST = 3  # shared settings without which two configurations cannot be said to agree
 
 
@@ -126,9 +125,7 @@ def stays_at_chance_at_tiny_lr(evidence: Evidence, *, tiny: float, change: float
     At a usual rate such a plateau has other causes (a cut graph, dead units, random labels, a rate that is too high);
     the rate is what separates them.
     """
-    if any("rewards/" in key.tag for key in evidence.frames):  # preference training begins at ln 2 by design
-        return []
-    count = next((n for key in ("vocab_size", *_CLASSES) if (n := evidence.number(key)) is not None and n >= 2), None)
+    count = classes(evidence)
     if count is None:
         return Missing("settings:vocab_size")
     found = _stands_still(evidence, tiny, change, errors)

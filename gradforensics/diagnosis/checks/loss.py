@@ -22,6 +22,7 @@ _NOT_DESCENDING = lazy(
 )
 _TRAINER_READERS = frozenset({"hf-trainer-state", "llamafactory-log"})
 _TOKEN_SETTINGS = ("vocab_size", "unigram_entropy")
+_CLASSES = ("num_classes", "num_labels", "n_classes", "nb_classes", "num_class")
 _TOKEN_LOSS = lazy(r"(?:^|[/_. ])m?lm[ _]loss$", re.IGNORECASE)
 _TOKEN_MODELS = lazy(r"CausalLM|LMHead|ConditionalGeneration|MaskedLM|CAUSAL_LM|SEQ_2_SEQ_LM")
 
@@ -269,6 +270,18 @@ def predicts_tokens(evidence: Evidence) -> bool:
     if _TOKEN_MODELS.search(f"{evidence.setting('task_type')} {evidence.setting('architectures')}"):
         return True
     return of_trainer(evidence) or any(_TOKEN_LOSS.search(key.tag) for key in evidence.keys("loss"))
+
+
+def classes(evidence: Evidence) -> float | None:
+    """Among how many a model chooses that begins at ln of them: tokens of the vocabulary, or the classes of settings.
+
+    None where that is not known, and for preference training, which begins at ln 2 by design.
+    """
+    if any("rewards/" in key.tag for key in evidence.frames):
+        return None
+    tokens = ("vocab_size",) if predicts_tokens(evidence) else ()
+    known = (evidence.number(key) for key in (*tokens, *_CLASSES))
+    return next((count for count in known if count is not None and count >= 2), None)
 
 
 def of_trainer(evidence: Evidence) -> bool:

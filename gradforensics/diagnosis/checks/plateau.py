@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradforensics import signals
-from gradforensics.diagnosis.checks.loss import descending_loss, predicts_tokens
+from gradforensics.diagnosis.checks.loss import classes, descending_loss
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
 from gradforensics.tables import Evidence, Series
 
@@ -128,13 +128,6 @@ def settles_above_baseline(
     return _above(found, reference, excess, most, gap)
 
 
-def _classes(evidence: Evidence) -> float | None:
-    """Among how many classes the model chooses: tokens of its vocabulary, or the classes that the settings name."""
-    tokens = evidence.number("vocab_size") if predicts_tokens(evidence) else None
-    classes = tokens or evidence.number("num_classes")
-    return classes if classes is not None and classes >= 2 else None
-
-
 @check(needs=["series:loss:points>=40"], facts=["level", "reference", "classes"])
 def never_leaves_chance(evidence: Evidence, *, near: float, steps: int) -> Answer:
     """Over `steps` steps or more every tenth of the loss lies within `near` of ln C, whatever the rate did meanwhile.
@@ -144,17 +137,17 @@ def never_leaves_chance(evidence: Evidence, *, near: float, steps: int) -> Answe
     loss, lr = descending_loss(evidence), evidence.series("lr")
     if isinstance(loss, Missing):
         return loss
-    classes = _classes(evidence)
-    if classes is None:
+    count = classes(evidence)
+    if count is None:
         return Missing("settings:num_classes")
     if len(loss) < _LEAST or loss.steps[-1] - loss.steps[0] < steps or (lr is not None and not (lr.values > 0).any()):
         return []
-    chance = math.log(classes)
+    chance = math.log(count)
     levels = np.array([float(np.median(part)) for part in np.array_split(loss.values, 10)])
     if (np.abs(levels / chance - 1) > near).any():
         return []
     level = float(np.median(loss.values))
-    return [hit_at(loss, 0, level=level, reference=chance, classes=int(classes))]
+    return [hit_at(loss, 0, level=level, reference=chance, classes=int(count))]
 
 
 @check(needs=["series:loss:points>=40"], facts=[*_FACTS, "classes"])
@@ -163,15 +156,15 @@ def settles_at_chance(evidence: Evidence, *, share: float, errors: float, high: 
     found = _settled(evidence, share, errors, high)
     if found is None or isinstance(found, Missing):
         return found or []
-    classes = _classes(evidence)
-    if classes is None:
+    count = classes(evidence)
+    if count is None:
         return Missing("settings:num_classes")
-    chance = math.log(classes)
+    chance = math.log(count)
     if abs(found.level / chance - 1) > near:
         return []
     hit = _hit(found, chance)
     return [Hit(hit.step, hit.after, hit.series, hit.tag, hit.value, hit.source, hit.line, None,
-                {**hit.facts, "classes": int(classes)})]  # fmt: skip
+                {**hit.facts, "classes": int(count)})]  # fmt: skip
 
 
 CHECKS: tuple[Check, ...] = (
