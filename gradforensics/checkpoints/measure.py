@@ -212,22 +212,31 @@ def _fact_row(checkpoint: Checkpoint, key: str, value: Any) -> dict[str, Any]:
 def parameters(checkpoint: Checkpoint) -> list[pairs.Parameter]:
     """Every parameter with its optimizer state: its float32 master where the checkpoint holds one.
 
-    Of a parameter that several ranks hold, whole or in parts, each rank's is one: "name@rank".
+    Of a parameter that several ranks hold, whole or in parts, each rank's is one: "name@rank". Adam's states whose
+    parameter is not known stand alone, without a weight, as "state.ID".
     """
     by_name: dict[tuple[str, int | None], dict[str, Tensor]] = {}
     for tensor in checkpoint.tensors:
         if tensor.role in ("param", "master", *_MOMENTS) and not tensor.lost:
-            by_name.setdefault((tensor.name, tensor.rank), {}).setdefault(tensor.role, tensor)
+            unnamed = tensor.role in _MOMENTS and tensor.name == tensor.key
+            name = tensor.key.rpartition(".")[0] if unnamed else tensor.name
+            by_name.setdefault((name, tensor.rank), {}).setdefault(tensor.role, tensor)
     found: list[pairs.Parameter] = []
-    groups = {name: group for group in checkpoint.groups for name in group.names}
+    groups: dict[str, list[Group]] = {}
+    for group in checkpoint.groups:
+        for name in group.names:
+            groups.setdefault(name, []).append(group)
     for (name, rank), roles in by_name.items():
         weight = roles.get("master") or roles.get("param")
-        if weight is None:
+        if weight is None and not {"exp_avg", "exp_avg_sq"} <= roles.keys():
             continue
-        hyper = _hyper(checkpoint, name, groups.get(name))
+        identity = name if weight is not None else name.rpartition(".")[2]
+        hyper = _hyper(checkpoint, identity, groups.get(identity) or checkpoint.groups)
         # exp_avg of another optimizer than Adam follows other formulas
         states = {role: roles[role].ref for role in _MOMENTS if role in roles and hyper.beta1 is not None}
-        found.append(pairs.Parameter(_label(name, rank), weight.ref, **states, hyper=hyper))
+        if weight is not None or states:
+            ref = None if weight is None else weight.ref
+            found.append(pairs.Parameter(_label(name, rank), ref, **states, hyper=hyper))
     return found
 
 
@@ -235,9 +244,8 @@ def _label(name: str, rank: int | None) -> str:
     return name if rank is None else f"{name}@{rank}"
 
 
-def _hyper(checkpoint: Checkpoint, name: str, group: Group | None) -> Hyper:
-    """The constants of a parameter's group, or those that all groups share where its group is not known."""
-    candidates = [group] if group is not None else checkpoint.groups
+def _hyper(checkpoint: Checkpoint, name: str, candidates: Sequence[Group]) -> Hyper:
+    """The constants of a parameter, as far as all groups that may be its own share them."""
     if any(g.optimizer not in ("adam", "adamw", "amsgrad", "") for g in candidates):
         return Hyper()
     betas = {g.betas for g in candidates}

@@ -12,12 +12,13 @@ from gradforensics.checkpoints.refs import TensorRef
 class Parameter:
     """One parameter of a checkpoint with its Adam state.
 
-    weight: the float32 master where there is one, else the parameter. exp_avg, exp_avg_sq, max_exp_avg_sq: m, v and
-    amsgrad's maximum of v, None where the optimizer keeps none.
+    weight: the float32 master where there is one, else the parameter; None where it is not known which one belongs to
+    the state. exp_avg, exp_avg_sq, max_exp_avg_sq: m, v and amsgrad's maximum of v, None where the optimizer keeps
+    none.
     """
 
     name: str
-    weight: TensorRef
+    weight: TensorRef | None = None
     exp_avg: TensorRef | None = None
     exp_avg_sq: TensorRef | None = None
     max_exp_avg_sq: TensorRef | None = None

@@ -100,6 +100,8 @@ def travels(
         other = earlier.pop(parameter.name, None)
         if other is None:
             measured.skipped.append(Skipped(parameter.name, "it is not in the earlier checkpoint"))
+        elif parameter.weight is None or other.weight is None:
+            pass  # states whose weight is not known have moments alone
         elif measurable and job.refs["m_b"].stored != parameter.weight.stored:
             jobs.append(job)
             job = _Job(parameter, job.span, job.applied)
@@ -122,7 +124,8 @@ _Couple: TypeAlias = tuple[Parameter | None, Parameter | None]
 
 
 def _nbytes(parameter: Parameter) -> int:
-    return parameter.weight.nbytes + sum(ref.nbytes for ref in _states(parameter))
+    weight = 0 if parameter.weight is None else parameter.weight.nbytes
+    return weight + sum(ref.nbytes for ref in _states(parameter))
 
 
 def _couples(before: Sequence[Parameter], after: Sequence[Parameter]) -> list[_Couple]:
@@ -245,6 +248,8 @@ def _plan_moments(job: _Job, skipped: list[Skipped]) -> bool:
 def _plan_travel(job: _Job, before: Parameter, skipped: list[Skipped]) -> bool:
     """Add the movement to what is measured; whether it can be."""
     after = job.after
+    assert before.weight is not None
+    assert after.weight is not None
     problem = _problem("its weights", [before.weight, after.weight])
     if problem:
         skipped.append(Skipped(after.name, problem))

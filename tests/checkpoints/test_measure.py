@@ -99,8 +99,26 @@ def test_masters_stand_for_their_parameters(tools):
 
     (checkpoint,) = tools.load_all(Path(__file__).parent / "data" / "ds_zero1_bf16")
     found = {p.name: p for p in parameters(checkpoint)}
-    assert {p.weight.dtype for p in found.values()} == {"float32"}
+    assert {p.weight.dtype for p in found.values() if p.weight} == {"float32"}
+    assert all(p.weight for p in found.values())
     assert {(p.hyper.beta1, p.hyper.beta2, p.hyper.step) for p in found.values()} == {(0.9, 0.999, 3)}
+
+
+def test_states_without_a_name_have_moments_and_no_travel(tmp_path, tools):
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in (1, 2):
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        torch.save(optimizer.state_dict(), tmp_path / f"checkpoint-{step}" / "optimizer.pt")
+    found = survey(open_all(tools.files_of(tmp_path)))
+    assert found.tables["moments"]["name"].to_list() == ["state.0", "state.1", "state.2", "state.3"] * 2
+    assert found.tables["moments"]["bound_violations"].to_list() == [0] * 8
+    assert found.tables["travels"].height == 0
+    assert not [n for n in found.notices if "not measured" in n.text]
 
 
 def test_alike_notices_are_one(tmp_path, tools):

@@ -1,0 +1,331 @@
+"""The tables of checkpoints as the checks read them: weights by kind and layer, Adam states, pairs of checkpoints.
+
+Nothing is judged here. Every function answers None where its tables are not available, so that a check can say so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import polars as pl
+
+from gradforensics.patterns import lazy
+from gradforensics.tables import Evidence
+
+Kind: TypeAlias = Literal["norm", "bias", "embedding", "head", "lora_a", "lora_b", "router", "matrix", "other"]
+
+SURE = frozenset({"exact", "confirmed"})
+"""Of `checkpoints.naming_sure`: the optimizer's states belong to the parameters whose names they carry."""
+
+_LORA = lazy(r"lora_(?:embedding_)?([ab])(?:\.|$|_)", re.IGNORECASE)
+_NORM = lazy(r"(?:^|[._])(?:\w*norm\w*|ln|ln_?\w{1,2}|layernorm\w*|bn\d*)\.(?:weight|gamma|scale|g)$", re.IGNORECASE)
+_BIAS = lazy(r"(?:^|[._])(?:bias|beta)$", re.IGNORECASE)
+_EMBEDDING = lazy(
+    r"(?:^|[._])(?:wte|wpe|emb|embed\w*|\w*embedding\w*|\w+_embed|pos_emb\w*|position\w*)(?:\.(?:weight|\w*embeddings?\.weight))?$",
+    re.IGNORECASE,
+)
+_HEAD = lazy(
+    r"(?:^|\.)(?:lm_head|head|output|output_layer|embed_out|classifier|score|fc_out|unembed\w*|logits?)(?:\.weight)?$",
+    re.IGNORECASE,
+)
+_ROUTER = lazy(r"(?:^|\.)(?:router|gate|wg|gating)(?:\.\w+)?\.weight$", re.IGNORECASE)
+_LAYER = lazy(r"^(.*?)\.?(?<![^.])(\d+)(?:\.|$)")
+
+
+def kind_of(name: str, shape: tuple[int, ...]) -> Kind:
+    """What a parameter is for, by its name and shape; the shape decides where a name is taken for two things.
+
+    norm: a gain. router: of a mixture of experts (its `gate` counts only where the name speaks of experts).
+    """
+    lora = _LORA.search(name)
+    if lora:
+        return "lora_a" if lora[1].lower() == "a" else "lora_b"
+    if _BIAS.search(name):
+        return "bias"
+    if len(shape) < 2:
+        return "norm" if _NORM.search(name) else "other"
+    if _ROUTER.search(name) and re.search(r"router|gating|moe|expert|\.wg\.|\.mlp\.gate\.", name, re.IGNORECASE):
+        return "router"
+    if _EMBEDDING.search(name):
+        return "embedding"
+    if _HEAD.search(name):
+        return "head"
+    return "matrix"
+
+
+def layer_of(name: str) -> tuple[str, int] | None:
+    """The stack and the number of the layer that a parameter belongs to: "model.layers.3.mlp.w" -> ("model.layers", 3).
+
+    By the first part of the name that is a number; experts within a layer belong to their layer.
+    """
+    found = _LAYER.search(name)
+    return (found[1], int(found[2])) if found else None
+
+
+class Saved(NamedTuple):
+    """One checkpoint. naming: whether its states' names are certain, see SURE; "" where it holds no states.
+
+    complete: None where nothing tells.
+    """
+
+    path: str
+    step: int | None
+    format: str
+    complete: bool | None
+    naming: str
+    source: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One parameter in one checkpoint, measured; all numbers are of its finite elements.
+
+    dtype: as the model stores it; measured: that of the tensor that was measured, which is the float32 master where
+    there is one. kind, layer: see kind_of and layer_of. zero, one: elements that are exactly 0 or 1. min, max, mean,
+    std, l2: None where no element is finite. fingerprint: CRC-32 of the bytes, equal only for equal bytes of the same
+    type. zero_rows, row_l2_min, row_l2_max: of matrices, else None. optimized: it stands in a group of the optimizer;
+    None where the names of the states are not certain.
+    """
+
+    checkpoint: str
+    step: int | None
+    rank: int | None
+    name: str
+    kind: Kind
+    layer: tuple[str, int] | None
+    dtype: str
+    measured: str
+    shape: tuple[int, ...]
+    count: int
+    nonfinite: int
+    zero: int
+    one: int
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
+    l2: float | None
+    fingerprint: str
+    row_l2_min: float | None
+    row_l2_max: float | None
+    row_l2_max_index: int | None
+    zero_rows: int | None
+    optimized: bool | None
+    source: str
+
+
+class Group(NamedTuple):
+    """One parameter group of one checkpoint's optimizer, as the table of groups has it; names: () where unknown."""
+
+    checkpoint: str
+    rank: int | None
+    number: int
+    optimizer: str
+    lr: float | None
+    betas: tuple[float, float] | None
+    eps: float | None
+    weight_decay: float | None
+    momentum: float | None
+    names: tuple[str, ...]
+    step_min: int | None
+    step_max: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two neighbouring checkpoints of one run that were compared parameter by parameter.
+
+    rows: of the table of travels, by parameter. one_update: at least one state is exactly one optimizer step further.
+    naming: of both, the less certain one; "" where neither holds states.
+    """
+
+    first: Saved
+    last: Saved
+    rows: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def steps(self) -> int:
+        """Steps from the first to the last one."""
+        return (self.last.step or 0) - (self.first.step or 0)
+
+    @property
+    def one_update(self) -> bool:  # noqa: D102  # the class says it
+        return any(row["grad_l2"] is not None for row in self.rows.values())
+
+    @property
+    def named(self) -> bool:
+        """Whether the states of both belong for certain to the parameters whose names they carry."""
+        return self.first.naming in SURE and self.last.naming in SURE
+
+
+def checkpoints(evidence: Evidence) -> list[Saved] | None:
+    """Every checkpoint with tensors, in the order of the steps; those without a step come last."""
+    return evidence.once("checkpoint_signals.checkpoints", lambda: _checkpoints(evidence))
+
+
+def _checkpoints(evidence: Evidence) -> list[Saved] | None:
+    table = evidence.table("checkpoints")
+    if table is None:
+        return None
+    rows = (
+        Saved(row["path"], row["step"], row["format"], row["complete"], row["naming_sure"] or "", row["source"])
+        for row in table.iter_rows(named=True)
+    )
+    return sorted(rows, key=lambda one: (one.step is None, one.step or 0))
+
+
+def weights(evidence: Evidence) -> list[Weight] | None:
+    """Every measured parameter of every checkpoint, in the order of the checkpoints and of the table.
+
+    A parameter with a float32 master is measured there, and a master alone is a parameter. None also where tensors were
+    listed but not measured.
+    """
+    return evidence.once("checkpoint_signals.weights", lambda: _weights(evidence))
+
+
+def _weights(evidence: Evidence) -> list[Weight] | None:
+    table = evidence.table("tensors")
+    if table is None:
+        return None
+    measured = table.filter(pl.col("role").is_in(["param", "master"]) & pl.col("nan").is_not_null())
+    if not measured.height:
+        return None
+    best: dict[tuple[str, str, int | None], tuple[dict[str, Any], str]] = {}
+    for row in measured.iter_rows(named=True):
+        label = row["checkpoint"], row["name"], row["rank"]
+        known = best.get(label)
+        if known is None:
+            best[label] = row, row["dtype"]
+        elif row["role"] == "master" and known[0]["role"] == "param":
+            best[label] = row, known[1]
+        elif row["role"] == "param" and known[0]["role"] == "master":
+            best[label] = known[0], row["dtype"]
+    held = _optimized(evidence)
+    return [_weight(row, dtype, held.get(row["checkpoint"])) for row, dtype in best.values()]
+
+
+def _optimized(evidence: Evidence) -> dict[str, frozenset[str]]:
+    """The names in the groups of every checkpoint whose naming is certain."""
+    sure = {one.path for one in checkpoints(evidence) or [] if one.naming in SURE}
+    found: dict[str, frozenset[str]] = {}
+    for group in groups(evidence) or []:
+        if group.checkpoint in sure:
+            found[group.checkpoint] = found.get(group.checkpoint, frozenset()) | frozenset(group.names)
+    return found
+
+
+def _weight(row: Mapping[str, Any], dtype: str, held: frozenset[str] | None) -> Weight:
+    shape = tuple(row["shape"])
+    return Weight(
+        row["checkpoint"], row["step"], row["rank"], row["name"], kind_of(row["name"], shape), layer_of(row["name"]),
+        dtype, row["dtype"], shape, row["count"], row["nan"] + row["posinf"] + row["neginf"], row["zero"], row["one"],
+        row["min"], row["max"], row["mean"], row["std"], row["l2"], row["fingerprint"], row["row_l2_min"],
+        row["row_l2_max"], row["row_l2_max_index"], row["zero_rows"],
+        None if held is None else row["name"] in held, row["source"],
+    )  # fmt: skip
+
+
+def states(evidence: Evidence, role: str) -> dict[tuple[str, str, int | None], Mapping[str, Any]]:
+    """The measured tensors of one role ("exp_avg", "exp_avg_sq", "momentum", "buffer" ...) as rows of `tensors`.
+
+    By checkpoint, name and rank. A state whose parameter is not known has the path of its keys for a name.
+    """
+    return evidence.once(("checkpoint_signals.states", role), lambda: _states(evidence, role))
+
+
+def _states(evidence: Evidence, role: str) -> dict[tuple[str, str, int | None], Mapping[str, Any]]:
+    table = evidence.table("tensors")
+    if table is None:
+        return {}
+    rows = table.filter((pl.col("role") == role) & pl.col("nan").is_not_null()).iter_rows(named=True)
+    return {(row["checkpoint"], row["name"], row["rank"]): row for row in rows}
+
+
+def moments(evidence: Evidence) -> dict[str, list[Mapping[str, Any]]] | None:
+    """The rows of the table of moments by checkpoint; names end in "@RANK" where several ranks hold parts."""
+    table = evidence.table("moments")
+    if table is None:
+        return None
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in table.iter_rows(named=True):
+        found.setdefault(row["checkpoint"], []).append(row)
+    return found
+
+
+def groups(evidence: Evidence) -> list[Group] | None:
+    """Every parameter group of every checkpoint."""
+    return evidence.once("checkpoint_signals.groups", lambda: _groups(evidence))
+
+
+def _groups(evidence: Evidence) -> list[Group] | None:
+    table = evidence.table("groups")
+    if table is None:
+        return None
+    return [
+        Group(
+            row["checkpoint"], row["rank"], row["group"], row["optimizer"] or "", row["lr"],
+            None if row["betas"] is None else (row["betas"][0], row["betas"][1]), row["eps"], row["weight_decay"],
+            row["momentum"], tuple(row["names"] or ()), row["step_min"], row["step_max"],
+        )
+        for row in table.iter_rows(named=True)
+    ]  # fmt: skip
+
+
+def pairs(evidence: Evidence) -> list[Pair] | None:
+    """The neighbouring checkpoints that were compared, in the order of the steps."""
+    return evidence.once("checkpoint_signals.pairs", lambda: _pairs(evidence))
+
+
+def _pairs(evidence: Evidence) -> list[Pair] | None:
+    table, saved = evidence.table("travels"), checkpoints(evidence)
+    if table is None or saved is None:
+        return None
+    by_path = {one.path: one for one in saved}
+    rows: dict[tuple[int, str], dict[str, Mapping[str, Any]]] = {}
+    for row in table.iter_rows(named=True):
+        rows.setdefault((row["first_step"], row["checkpoint"]), {})[row["name"]] = row
+    found = [
+        Pair(first, by_path[path], part)
+        for (step, path), part in rows.items()
+        if path in by_path and (first := _before(saved, step, by_path[path])) is not None
+    ]
+    return sorted(found, key=lambda pair: (pair.first.step or 0, pair.last.step or 0))
+
+
+def _before(saved: list[Saved], step: int, last: Saved) -> Saved | None:
+    """The checkpoint of a step that `last` was compared with: the nearest one before it in the order of the steps."""
+    place = saved.index(last)
+    return next((one for one in reversed(saved[:place]) if one.step == step), None)
+
+
+def plain(name: str) -> str:
+    """The name of a parameter in the tables of moments and travels, without the "@RANK" at its end."""
+    head, at, rank = name.rpartition("@")
+    return head if at and rank.isdecimal() else name
+
+
+def facts(evidence: Evidence, checkpoint: str) -> dict[str, Any]:
+    """The counters and plain data that a checkpoint holds, such as {"scheduler.last_epoch": 6, "optimizer.step": 6}."""
+    import json  # noqa: PLC0415  asked for by few checks
+
+    table = evidence.table("facts")
+    if table is None:
+        return {}
+    rows = table.filter(pl.col("checkpoint") == checkpoint).select("key", "value").iter_rows()
+    return {key: json.loads(value) for key, value in rows}
+
+
+def by_checkpoint(found: list[Weight]) -> Iterator[tuple[str, list[Weight]]]:
+    """The weights of each checkpoint, in order."""
+    parts: dict[str, list[Weight]] = {}
+    for weight in found:
+        parts.setdefault(weight.checkpoint, []).append(weight)
+    yield from parts.items()
+
+
+def adam_like(group: Group) -> bool:
+    """Whether Adam's formulas hold for a group: Adam, AdamW or AMSGrad, or nothing but Adam's moments tells."""
+    return group.optimizer in ("adam", "adamw", "amsgrad") and group.betas is not None

@@ -1,0 +1,113 @@
+"""What the checks read of checkpoints: kinds and layers by name, weights with their masters, pairs of neighbours."""
+
+import pytest
+
+from gradforensics import checkpoint_signals as cs
+from gradforensics.evidence.gather import gather
+from gradforensics.tables import Evidence
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "kind"),
+    [
+        ("model.layers.0.input_layernorm.weight", (64,), "norm"),
+        ("transformer.h.0.ln_1.weight", (64,), "norm"),
+        ("transformer.ln_f.weight", (64,), "norm"),
+        ("blocks.1.norm_mlp.weight", (64,), "norm"),
+        ("encoder.layer.0.attention.output.LayerNorm.gamma", (64,), "norm"),
+        ("layer1.0.bn1.weight", (64,), "norm"),
+        ("transformer.h.0.ln_1.bias", (64,), "bias"),
+        ("l1.bias", (8,), "bias"),
+        ("model.embed_tokens.weight", (100, 64), "embedding"),
+        ("transformer.wte.weight", (100, 64), "embedding"),
+        ("embedding.word_embeddings.weight", (100, 64), "embedding"),
+        ("bert.embeddings.position_embeddings.weight", (100, 64), "embedding"),
+        ("emb.weight", (100, 64), "embedding"),
+        ("lm_head.weight", (100, 64), "head"),
+        ("classifier.weight", (2, 64), "head"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", (8, 64), "lora_a"),
+        ("model.layers.0.q_proj.lora_B.default.weight", (64, 8), "lora_b"),
+        ("model.layers.0.block_sparse_moe.gate.weight", (8, 64), "router"),
+        ("model.layers.0.mlp.gate.weight", (8, 64), "router"),
+        ("model.layers.0.mlp.gate_proj.weight", (128, 64), "matrix"),
+        ("model.layers.0.self_attn.o_proj.weight", (64, 64), "matrix"),
+        ("bert.encoder.layer.0.output.dense.weight", (64, 64), "matrix"),
+        ("conv1.weight", (64, 3, 7, 7), "matrix"),
+        ("alpha", (1,), "other"),
+    ],
+)
+def test_kinds_of_parameters_by_the_names_of_common_models(name, shape, kind):
+    assert cs.kind_of(name, shape) == kind
+
+
+def test_layers_are_the_first_number_of_a_name():
+    assert cs.layer_of("model.layers.3.mlp.experts.7.w1.weight") == ("model.layers", 3)
+    assert cs.layer_of("0.weight") == ("", 0)
+    assert cs.layer_of("transformer.wte.weight") is None
+    assert cs.layer_of("ln1.weight") is None
+
+
+@pytest.fixture(scope="module")
+def evidence(tmp_path_factory):
+    """A plain loop that saved after steps 3, 4 and 9."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("run")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(1, 10):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        if step in (3, 4, 9):
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            torch.save(state, folder / f"step_{step}.pt")
+    (found,) = gather([folder])
+    return found
+
+
+def test_pairs_are_neighbours_and_know_whether_they_are_one_update_apart(evidence):
+    pairs = cs.pairs(evidence)
+    assert pairs
+    assert [(p.first.step, p.last.step, p.steps, p.one_update, p.named) for p in pairs] == [
+        (3, 4, 1, True, True),
+        (4, 9, 5, False, True),
+    ]
+    assert set(pairs[0].rows) == {"0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"}
+
+
+def test_weights_groups_states_and_facts_are_typed(evidence):
+    found, groups = cs.weights(evidence), cs.groups(evidence)
+    assert found
+    assert groups
+    assert [w.checkpoint for w in found if w.name == "0.weight"] == ["step_3.pt", "step_4.pt", "step_9.pt"]
+    assert {w.optimized for w in found} == {True}
+    assert {w.shape for w in found if w.name == "2.weight"} == {(4, 16)}
+    assert [g.lr for g in groups] == [1e-3] * 3
+    assert all(cs.adam_like(g) for g in groups)
+    assert ("step_9.pt", "0.weight", None) in cs.states(evidence, "exp_avg_sq")
+    assert cs.facts(evidence, "step_9.pt")["optimizer.step"] == 9
+    assert [path for path, _ in cs.by_checkpoint(found)] == ["step_3.pt", "step_4.pt", "step_9.pt"]
+
+
+def test_a_master_is_measured_in_place_of_its_parameter():
+    from pathlib import Path
+
+    (found,) = gather([Path(__file__).parent / "checkpoints" / "data" / "ds_zero1_bf16"])
+    weights = cs.weights(found)
+    assert weights
+    assert {(w.dtype, w.measured) for w in weights} == {("bfloat16", "float32")}
+
+
+def test_without_checkpoints_there_is_nothing():
+    empty = Evidence("run")
+    assert (cs.checkpoints(empty), cs.weights(empty), cs.pairs(empty), cs.groups(empty), cs.moments(empty)) == (
+        None,
+        None,
+        None,
+        None,
+        None,
+    )
+    assert cs.plain("a.weight@3") == "a.weight"
+    assert cs.plain("a@b.weight") == "a@b.weight"
