@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import polars as pl
 
+from gradforensics.checkpoints.model import is_mask
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
 
@@ -219,9 +220,10 @@ def _optimized(evidence: Evidence) -> dict[str, frozenset[str]]:
 
 def _weight(row: Mapping[str, Any], dtype: str, held: frozenset[str] | None) -> Weight:
     shape = tuple(row["shape"])
+    bad = row["nan"] + row["posinf"] + (0 if is_mask(row["name"]) else row["neginf"])
     return Weight(
         row["checkpoint"], row["step"], row["rank"], row["name"], kind_of(row["name"], shape), layer_of(row["name"]),
-        dtype, row["dtype"], shape, row["count"], row["nan"] + row["posinf"] + row["neginf"], row["zero"], row["one"],
+        dtype, row["dtype"], shape, row["count"], bad, row["zero"], row["one"],
         row["min"], row["max"], row["mean"], row["std"], row["l2"], row["fingerprint"], row["row_l2_min"],
         row["row_l2_max"], row["row_l2_max_index"], row["zero_rows"],
         None if held is None else row["name"] in held, row["source"],

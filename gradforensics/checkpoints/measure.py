@@ -11,7 +11,7 @@ from gradforensics.checkpoints import load, pairs
 from gradforensics.checkpoints.adam import Hyper
 from gradforensics.checkpoints.discover import find
 from gradforensics.checkpoints.load import Loaded
-from gradforensics.checkpoints.model import Checkpoint, Checksum, Group, Tensor
+from gradforensics.checkpoints.model import Checkpoint, Checksum, Group, Tensor, is_mask
 from gradforensics.checkpoints.refs import Run
 from gradforensics.checkpoints.scan import scan
 from gradforensics.checkpoints.stats import Stats
@@ -179,8 +179,8 @@ def tensor_row(checkpoint: Checkpoint, tensor: Tensor, stats: Stats | None = Non
 
 
 def _checkpoint_row(checkpoint: Checkpoint, results: Mapping[int, Stats], *, measured: bool) -> dict[str, Any]:
-    counted = [results[id(t)] for t in checkpoint.tensors if t.role in _COUNTED and id(t) in results]
-    bad = sum((s.nan or 0) + (s.posinf or 0) + (s.neginf or 0) for s in counted)
+    counted = [(t, results[id(t)]) for t in checkpoint.tensors if t.role in _COUNTED and id(t) in results]
+    bad = sum(_nonfinite(t, stats) for t, stats in counted)
     return {
         "path": checkpoint.path, "format": checkpoint.format, "step": checkpoint.step, "complete": checkpoint.complete,
         "bytes": checkpoint.bytes, "source": checkpoint.files[0] if checkpoint.files else None,
@@ -190,6 +190,12 @@ def _checkpoint_row(checkpoint: Checkpoint, results: Mapping[int, Stats], *, mea
         "naming": checkpoint.naming.how if checkpoint.naming else None,
         "naming_sure": checkpoint.naming.sure if checkpoint.naming else None,
     }  # fmt: skip
+
+
+def _nonfinite(tensor: Tensor, stats: Stats) -> int:
+    """NaN and infinities of a tensor; -inf in a mask, which is a buffer if the file tells, is not counted."""
+    masked = tensor.role == "buffer" or is_mask(tensor.name)
+    return (stats.nan or 0) + (stats.posinf or 0) + (0 if masked else stats.neginf or 0)
 
 
 def _group_row(checkpoint: Checkpoint, group: Group) -> dict[str, Any]:

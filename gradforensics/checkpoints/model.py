@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from gradforensics.checkpoints.refs import TensorRef
 from gradforensics.notices import Notice
+from gradforensics.patterns import lazy
 from gradforensics.untrusted.files import Readable
 
 Role: TypeAlias = Literal[
     "param", "buffer", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "grad", "state", "other"
 ]
 Placement: TypeAlias = Literal["replicated", "sharded", "unknown"]
+
+
+_MASK = lazy(r"mask|bias_k|causal", re.IGNORECASE)
+
+
+def is_mask(name: str) -> bool:
+    """Whether a tensor is named as a mask: kept beside the weights, and full of -inf on purpose."""
+    return bool(_MASK.search(name))
 
 
 @dataclass(frozen=True, slots=True)

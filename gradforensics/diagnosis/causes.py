@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from gradforensics.diagnosis import needs
 from gradforensics.diagnosis.judge import Verdict, judge
 from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Rule
 from gradforensics.tables import Evidence
@@ -62,7 +63,9 @@ def _last_good(evidence: Evidence, alarms: Sequence[Verdict]) -> str | None:
     for alarm in alarms:
         if alarm.onset is not None:
             first_bad = alarm.onset_after if alarm.onset_after is not None else 0
-            seen = any(h.series == "tensors" and h.step == alarm.onset for one in alarm.holdings for h in one.hits)
+            seen = any(
+                h.series in needs.OF_CHECKPOINTS and h.step == alarm.onset for one in alarm.holdings for h in one.hits
+            )
             good = good.filter(pl.col("step") < first_bad + seen)
     newest = good.filter(pl.col("step").is_not_null()).sort("step")
     if newest.height:

@@ -2,6 +2,7 @@
 
 series:[eval/|test/]NAME[:points>=N][:ranks>=N]     settings:KEY     events:console|kernel     experiments:NAME
 TABLE[:rows>=N][:ranks>=N]     baseline:NEED (the same of the run that --baseline names)
+travels:one-update (two checkpoints with Adam states exactly one optimizer step apart)
 
 An experiment counts only where it came to a result: one that failed or was not run acquits nobody.
 """
@@ -11,20 +12,24 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gradforensics import experiment_rows
 from gradforensics.diagnosis import frameworks
 from gradforensics.experiments import JUDGED
 from gradforensics.tables import TABLES, Evidence, Phase
 
-_OF_CHECKPOINTS = frozenset({"checkpoints", "tensors", "moments", "travels", "groups", "facts", "calls"})
+OF_CHECKPOINTS = frozenset({"checkpoints", "tensors", "moments", "travels", "groups", "facts", "calls"})
 _CONDITION = re.compile(r"(points|ranks|rows)>=(\d+)")
 _SERIES = re.compile(r"(?:(eval|test)/)?(.+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One parsed need: `kind` is series, settings, events, experiments or table; `baseline`: of the other run."""
+    """One parsed need: `kind` is series, settings, events, experiments or table; `baseline`: of the other run.
+
+    one_update: a pair of checkpoints must be one optimizer step apart.
+    """
 
     text: str
     kind: str
@@ -34,6 +39,7 @@ class Need:
     ranks: int = 0
     rows: int = 0
     baseline: bool = False
+    one_update: bool = False
 
 
 def parse(text: str) -> Need:
@@ -55,7 +61,8 @@ def parse(text: str) -> Need:
         )
     if kind == "events" and name not in ("console", "kernel"):
         raise ValueError(f"the need {text!r} must be events:console or events:kernel")
-    for part in rest:
+    one_update = name == "travels" and rest == ["one-update"]
+    for part in rest if not one_update else ():
         condition = _CONDITION.fullmatch(part)
         if not condition:
             raise ValueError(f"the need {text!r} has the unknown condition {part!r} (points>=N, ranks>=N, rows>=N)")
@@ -65,7 +72,7 @@ def parse(text: str) -> Need:
         match = _SERIES.fullmatch(name)
         if match and match[1]:
             phase, name = ("eval" if match[1] == "eval" else "test"), match[2]
-    return Need(text, kind, name, phase, counts["points"], counts["ranks"], counts["rows"])
+    return Need(text, kind, name, phase, counts["points"], counts["ranks"], counts["rows"], one_update=one_update)
 
 
 # Kinds of events that a machine tells of itself, in its kernel log or through nvidia-smi.
@@ -104,30 +111,59 @@ def satisfied(need: Need, evidence: Evidence) -> bool:
                 for one in experiment_rows.results(evidence)
             )
     table = evidence.table(need.name)
-    if table is None or table.height < need.rows:
+    if table is None or table.height < need.rows or (need.one_update and table["grad_l2"].drop_nulls().is_empty()):
         return False
     return not need.ranks or ("rank" in table.columns and table["rank"].drop_nulls().n_unique() >= need.ranks)
 
 
+class Resumable(NamedTuple):
+    """A checkpoint to go on from: how its path is called, and its step."""
+
+    path: str
+    step: int
+
+
+def resumable(evidence: Evidence) -> Resumable | None:
+    """The newest complete checkpoint with an optimizer's state, or None."""
+    table, groups = evidence.table("checkpoints"), evidence.table("groups")
+    if table is None or groups is None:
+        return None
+    holding = groups["checkpoint"].unique().to_list()
+    rows = [
+        Resumable(path, step)
+        for path, step, complete in table.select("path", "step", "complete").iter_rows()
+        if path in holding and step is not None and complete is not False
+    ]
+    return max(rows, key=lambda row: row.step, default=None)
+
+
 def advice(
-    text: str, run: str = "", step: int | None = None, *, framework: str = frameworks.GENERAL, language: str = "en"
+    text: str,
+    run: str = "",
+    step: int | None = None,
+    *,
+    framework: str = frameworks.GENERAL,
+    language: str = "en",
+    checkpoint: Resumable | None = None,
 ) -> str:
     """One line that says how to have this evidence next time; empty where the need speaks for itself.
 
     run, step: the run directory and the step that a command is to name, where they are known. framework: of the user,
-    see frameworks.py. Needs that differ in their points alone share one line; the report shows the need beside it.
+    see frameworks.py. checkpoint: the one to resume from for a pair that is one update apart; without any the line is
+    that for checkpoints. Needs that differ in their points alone share one line; the report shows the need beside it.
     """
     try:
         need = parse(text)
     except ValueError:
         return ""
     where = f"{shlex.quote(run) if run else 'RUN'} --step {'N' if step is None else step}"
-    found = frameworks.line(framework, language, _keys(need))
-    return found.format(name=need.name, where=where)
+    found = frameworks.line(framework, language, _keys(need, pairable=checkpoint is not None))
+    path, at = checkpoint or ("", 0)
+    return found.format(name=need.name, where=where, checkpoint=path, next=at + 1)
 
 
-def _keys(need: Need) -> tuple[str, ...]:
-    """The keys of advice.toml that answer a need, the closest first."""
+def _keys(need: Need, *, pairable: bool) -> tuple[str, ...]:
+    """The keys of advice.toml that answer a need, the closest first. pairable: a checkpoint can be resumed from."""
     if need.baseline:
         return ("baseline",)
     match need.kind:
@@ -139,4 +175,6 @@ def _keys(need: Need) -> tuple[str, ...]:
             return (f"eval/{need.name}", "eval") if need.phase == "eval" else ("series",)
         case "settings" | "experiments":
             return (need.kind,)
-    return ("checkpoints",) if need.name in _OF_CHECKPOINTS else (need.name,)
+    if need.one_update and pairable:
+        return ("one_update",)
+    return ("checkpoints",) if need.name in OF_CHECKPOINTS else (need.name,)

@@ -64,6 +64,8 @@ def _run(run: RunReport) -> dict[str, Any]:
         "baselines": list(run.baselines),
         "compared": None if run.compared is None else plain(asdict(run.compared)),
         "checkpoints": None if run.checkpoints is None else [plain(asdict(row)) for row in run.checkpoints.rows],
+        "bracket": None if run.bracket is None else plain(asdict(run.bracket)),
+        "pair": None if run.pair is None else plain(asdict(run.pair)),
         "replays": [plain(asdict(replay)) for replay in run.replays],
         "data": None if run.data is None else [plain(asdict(row)) for row in run.data],
         "calls": [asdict(call) for call in run.checkpoints.calls] if run.checkpoints else [],

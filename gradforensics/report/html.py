@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from gradforensics.report import svg
+from gradforensics.report.bracket_pieces import BracketPieces
 from gradforensics.report.charts import Chart
 from gradforensics.report.checkpoint_pieces import CheckpointPieces
 from gradforensics.report.data_pieces import DataPieces
@@ -71,6 +72,7 @@ def render(report: Report) -> str:
             w=words,
             p=pieces,
             c=CheckpointPieces(pieces),
+            b=BracketPieces(pieces),
             r=ReplayPieces(pieces),
             d=DataPieces(pieces),
             draw=draw,

@@ -15,6 +15,7 @@ from gradforensics.diagnosis.judge import Outcome, Verdict
 from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Language, LookAlike, Severity, Strength
 from gradforensics.diagnosis.setting_differences import Difference, differences
 from gradforensics.diagnosis.vocabulary import Fact
+from gradforensics.report.bracket import Bracket, bracket
 from gradforensics.report.charts import TIMELINE_POINTS, Chart, timeline, zooms
 from gradforensics.report.checkpoints import Checkpoints, checkpoints
 from gradforensics.report.data_rows import DataRow, data_rows
@@ -156,6 +157,15 @@ class Compared:
     sibling: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class PairAdvice:
+    """How to have a checkpoint one optimizer step after the newest one, and which rules it would help."""
+
+    checkpoint: str
+    rules: tuple[str, ...]
+    advice: str
+
+
 @dataclass(frozen=True)
 class RunReport:
     """Everything that a report says about one run. `verdicts` follow the catalogue, `findings` their weight.
@@ -181,6 +191,8 @@ class RunReport:
     baselines: tuple[str, ...] = ()
     compared: Compared | None = None
     checkpoints: Checkpoints | None = None
+    bracket: Bracket | None = None
+    pair: PairAdvice | None = None
     replays: tuple[ReplayRow, ...] = ()
     data: tuple[DataRow, ...] | None = None
     timeline: tuple[Chart, ...] = field(default=(), compare=False)
@@ -278,11 +290,27 @@ def _run(diagnosis: Diagnosis, language: Language, points: int) -> RunReport:
         events=tuple(evidence.events or ()),
         environment=tuple(sorted(evidence.environment or (), key=_is_listed)),
         checkpoints=checkpoints(evidence, diagnosis.last_good_checkpoint),
+        bracket=bracket(diagnosis),
+        pair=_pair(diagnosis, language),
         replays=told,
         compared=_compared(evidence),
         data=data_rows(evidence),
         timeline=timeline(evidence, weighed, diagnosis.primary, points),
     )
+
+
+def _pair(diagnosis: Diagnosis, language: Language) -> PairAdvice | None:
+    """What a pair of checkpoints one update apart would help to judge, where there is none and one can be made."""
+    need, evidence = "travels:one-update", diagnosis.evidence
+    rules = tuple(v.rule.id for v in diagnosis.verdicts if need in v.missing)
+    checkpoint = _resumable(evidence)
+    if checkpoint is None or not rules:
+        return None
+    return PairAdvice(checkpoint.path, rules, _advice(need, evidence, None, language))
+
+
+def _resumable(evidence: Evidence) -> needs.Resumable | None:
+    return evidence.once("resumable", lambda: needs.resumable(evidence))
 
 
 def _compared(evidence: Evidence) -> Compared | None:
@@ -375,7 +403,8 @@ def _advice(need: str, evidence: Evidence, step: int | None, language: Language)
     if need in ran:
         return ""
     framework = evidence.once("framework", lambda: framework_of(evidence))
-    return needs.advice(need, evidence.path, step, framework=framework, language=language)
+    checkpoint = _resumable(evidence)
+    return needs.advice(need, evidence.path, step, framework=framework, language=language, checkpoint=checkpoint)
 
 
 def _is_listed(fact: Circumstance) -> bool:

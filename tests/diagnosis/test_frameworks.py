@@ -81,7 +81,7 @@ def test_every_line_stands_in_both_languages_with_the_same_placeholders(name):
     assert TABLE[name]["source"]
     for key, text in english.items():
         placeholders = [{n for _, n, _, _ in string.Formatter().parse(one) if n} for one in (text, chinese[key])]
-        assert placeholders[0] == placeholders[1] <= {"name", "where"}
+        assert placeholders[0] == placeholders[1] <= {"name", "where", "checkpoint", "next"}
         assert text.endswith(".")
         assert chinese[key].endswith("。")
         assert "\n" not in text

@@ -41,6 +41,7 @@ EVIDENCE = evidence_of(
         ("checkpoints:rows>=3", False),
         ("tensors:ranks>=2", True),
         ("travels", False),
+        ("travels:one-update", False),
         ("experiments:severed", True),
         ("experiments:padding", False),
         ("experiments:content", False),
@@ -98,3 +99,42 @@ def test_a_missing_experiment_is_advised_as_the_command_that_runs_it():
     assert "gradforensics replay RUN --step N --experiment padding" in needs.advice("experiments:padding")
     told = needs.advice("experiments:padding", "runs/my run", 1207)
     assert "gradforensics replay 'runs/my run' --step 1207 --experiment padding" in told
+
+
+def saved_at(*steps, gradient=None):
+    return evidence_of(
+        {
+            "checkpoints": [{"path": f"checkpoint-{step}", "step": step, "complete": True} for step in steps],
+            "groups": [{"checkpoint": f"checkpoint-{step}", "group": 0} for step in steps],
+            "travels": [{"first_step": steps[0], "step": steps[-1], "name": "w", "grad_l2": gradient}],
+        }
+    )
+
+
+def test_a_pair_one_update_apart_is_known_by_its_recovered_gradient():
+    need = needs.parse("travels:one-update")
+    assert need.one_update
+    assert needs.satisfied(need, saved_at(5, 6, gradient=0.5))
+    assert not needs.satisfied(need, saved_at(5, 9))
+    with pytest.raises(ValueError, match="unknown condition 'one-update'"):
+        needs.parse("moments:one-update")
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("framework", ["general", "hf-trainer", "lightning", "deepspeed", "keras"])
+def test_the_missing_half_of_a_pair_is_made_from_the_newest_checkpoint(framework, language):
+    checkpoint = needs.resumable(saved_at(500, 1000))
+    assert checkpoint == ("checkpoint-1000", 1000)
+    told = needs.advice("travels:one-update", framework=framework, language=language, checkpoint=checkpoint)
+    assert "checkpoint-1000" in told or framework == "keras"  # Keras has no line of its own, nor a pair to make
+    without = needs.advice("travels:one-update", framework=framework, language=language)
+    assert without == needs.advice("checkpoints", framework=framework, language=language)
+
+
+def test_a_broken_checkpoint_or_one_without_a_state_is_not_resumed_from():
+    evidence = saved_at(500, 1000)
+    table = evidence.tables["checkpoints"]
+    evidence.tables["checkpoints"] = table.with_columns(complete=table["step"] < 1000)
+    assert needs.resumable(evidence) == ("checkpoint-500", 500)
+    evidence.tables["groups"] = evidence.tables["groups"].clear()
+    assert needs.resumable(evidence) is None

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import polars as pl
 
+from gradforensics.checkpoints.model import is_mask
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
-from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
 
 _WEIGHTS = ("param", "master")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum")
-_MASK = lazy(r"mask|bias_k|causal", re.IGNORECASE)  # kept beside the weights, and full of -inf on purpose
 
 
 @check(needs=["tensors"], facts=["checkpoint", "tensors", "values", "checkpoints"])
@@ -41,10 +38,9 @@ def _nonfinite(evidence: Evidence, roles: tuple[str, ...], spared: tuple[str, ..
     measured = table.filter(pl.col("nan").is_not_null() & pl.col("role").is_in([*roles, *spared]))
     if not measured.filter(pl.col("role").is_in(roles)).height:
         return Missing("tensors")
+    masks = [name for name in measured.filter(pl.col("neginf") > 0)["name"].unique() if is_mask(name)]
     counted = measured.with_columns(
-        bad=pl.col("nan")
-        + pl.col("posinf")
-        + pl.when(pl.col("name").str.contains(f"(?i){_MASK.pattern}")).then(0).otherwise(pl.col("neginf"))
+        bad=pl.col("nan") + pl.col("posinf") + pl.when(pl.col("name").is_in(masks)).then(0).otherwise(pl.col("neginf"))
     ).filter(pl.col("bad") > 0)
     excused = set(counted.filter(pl.col("role").is_in(spared))["checkpoint"].to_list())
     bad = counted.filter(pl.col("role").is_in(roles) & ~pl.col("checkpoint").is_in(excused))
