@@ -88,7 +88,7 @@ class Weight:
     there is one. kind, layer: see kind_of and layer_of. zero, one: elements that are exactly 0 or 1. min, max, mean,
     std, l2: None where no element is finite. fingerprint: CRC-32 of the bytes, equal only for equal bytes of the same
     type. zero_rows, row_l2_min, row_l2_max: of matrices, else None. optimized: it stands in a group of the optimizer;
-    None where the names of the states are not certain.
+    None where that is not certain.
     """
 
     checkpoint: str
@@ -204,17 +204,26 @@ def _weights(evidence: Evidence) -> list[Weight] | None:
             best[label] = row, known[1]
         elif row["role"] == "param" and known[0]["role"] == "master":
             best[label] = known[0], row["dtype"]
-    held = _optimized(evidence)
+    names: dict[str, set[str]] = {}
+    for path, name, _ in best:
+        names.setdefault(path, set()).add(name)
+    held = _optimized(evidence, names)
     return [_weight(row, dtype, held.get(row["checkpoint"])) for row, dtype in best.values()]
 
 
-def _optimized(evidence: Evidence) -> dict[str, frozenset[str]]:
-    """The names in the groups of every checkpoint whose naming is certain."""
-    sure = {one.path for one in checkpoints(evidence) or [] if one.naming in SURE}
-    found: dict[str, frozenset[str]] = {}
+def _optimized(evidence: Evidence, names: Mapping[str, set[str]]) -> dict[str, frozenset[str]]:
+    """The parameters in the groups of every checkpoint, of those (`names`) that it holds; where that is certain.
+
+    Certain are named groups, and groups of as many ids as there are parameters: then none is left out.
+    """
+    listed: dict[str, set[str]] = {}
     for group in groups(evidence) or []:
-        if group.checkpoint in sure:
-            found[group.checkpoint] = found.get(group.checkpoint, frozenset()) | frozenset(group.names)
+        listed.setdefault(group.checkpoint, set()).update(group.names)
+    sure = {one.path for one in checkpoints(evidence) or [] if one.naming in SURE}
+    found = {path: frozenset(held) for path, held in listed.items() if path in sure}
+    for path, held in listed.items():
+        if path not in sure and len(held) == len(names.get(path, ())):
+            found[path] = frozenset(names[path])
     return found
 
 

@@ -91,6 +91,28 @@ def test_weights_groups_states_and_facts_are_typed(evidence):
     assert [path for path, _ in cs.by_checkpoint(found)] == ["step_3.pt", "step_4.pt", "step_9.pt"]
 
 
+def test_an_optimizer_of_as_many_ids_as_parameters_leaves_none_out(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    for folder, trained in (("all", list(model.parameters())), ("part", list(model[0].parameters()))):
+        where = tmp_path / folder / "checkpoint-1"
+        where.mkdir(parents=True)
+        optimizer = torch.optim.AdamW(trained)
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+        save_file(model.state_dict(), where / "model.safetensors")
+        torch.save(optimizer.state_dict(), where / "optimizer.pt")
+    known = []
+    for folder in ("all", "part"):
+        (found,) = gather([tmp_path / folder])
+        weights = cs.weights(found)
+        assert weights
+        known.append({w.optimized for w in weights})
+    assert known == [{True}, {None}]
+
+
 def test_a_master_is_measured_in_place_of_its_parameter():
     from pathlib import Path
 

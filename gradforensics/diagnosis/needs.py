@@ -3,6 +3,7 @@
 series:[eval/|test/]NAME[:points>=N][:ranks>=N]     settings:KEY     events:console|kernel     experiments:NAME
 TABLE[:rows>=N][:ranks>=N]     baseline:NEED (the same of the run that --baseline names)
 travels:one-update (two checkpoints with Adam states exactly one optimizer step apart)
+checkpoints:named (the optimizer's states belong for certain to the parameters whose names they carry)
 
 An experiment counts only where it came to a result: one that failed or was not run acquits nobody.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gradforensics import experiment_rows
+from gradforensics.checkpoint_signals import SURE
 from gradforensics.diagnosis import frameworks
 from gradforensics.experiments import JUDGED
 from gradforensics.tables import TABLES, Evidence, Phase
@@ -28,7 +30,7 @@ _SERIES = re.compile(r"(?:(eval|test)/)?(.+)")
 class Need:
     """One parsed need: `kind` is series, settings, events, experiments or table; `baseline`: of the other run.
 
-    one_update: a pair of checkpoints must be one optimizer step apart.
+    one_update: a pair of checkpoints must be one optimizer step apart; named: a checkpoint's states must have names.
     """
 
     text: str
@@ -40,6 +42,7 @@ class Need:
     rows: int = 0
     baseline: bool = False
     one_update: bool = False
+    named: bool = False
 
 
 def parse(text: str) -> Need:
@@ -61,8 +64,8 @@ def parse(text: str) -> Need:
         )
     if kind == "events" and name not in ("console", "kernel"):
         raise ValueError(f"the need {text!r} must be events:console or events:kernel")
-    one_update = name == "travels" and rest == ["one-update"]
-    for part in rest if not one_update else ():
+    one_update, named = (name, rest) == ("travels", ["one-update"]), (name, rest) == ("checkpoints", ["named"])
+    for part in () if one_update or named else rest:
         condition = _CONDITION.fullmatch(part)
         if not condition:
             raise ValueError(f"the need {text!r} has the unknown condition {part!r} (points>=N, ranks>=N, rows>=N)")
@@ -72,7 +75,9 @@ def parse(text: str) -> Need:
         match = _SERIES.fullmatch(name)
         if match and match[1]:
             phase, name = ("eval" if match[1] == "eval" else "test"), match[2]
-    return Need(text, kind, name, phase, counts["points"], counts["ranks"], counts["rows"], one_update=one_update)
+    return Need(
+        text, kind, name, phase, counts["points"], counts["ranks"], counts["rows"], one_update=one_update, named=named
+    )
 
 
 # Kinds of events that a machine tells of itself, in its kernel log or through nvidia-smi.
@@ -112,6 +117,8 @@ def satisfied(need: Need, evidence: Evidence) -> bool:
             )
     table = evidence.table(need.name)
     if table is None or table.height < need.rows or (need.one_update and table["grad_l2"].drop_nulls().is_empty()):
+        return False
+    if need.named and not table["naming_sure"].is_in(sorted(SURE)).any():
         return False
     return not need.ranks or ("rank" in table.columns and table["rank"].drop_nulls().n_unique() >= need.ranks)
 
@@ -177,4 +184,6 @@ def _keys(need: Need, *, pairable: bool) -> tuple[str, ...]:
             return (need.kind,)
     if need.one_update and pairable:
         return ("one_update",)
+    if need.named:
+        return ("named",)
     return ("checkpoints",) if need.name in OF_CHECKPOINTS else (need.name,)

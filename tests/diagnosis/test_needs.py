@@ -42,6 +42,7 @@ EVIDENCE = evidence_of(
         ("tensors:ranks>=2", True),
         ("travels", False),
         ("travels:one-update", False),
+        ("checkpoints:named", False),
         ("experiments:severed", True),
         ("experiments:padding", False),
         ("experiments:content", False),
@@ -129,6 +130,15 @@ def test_the_missing_half_of_a_pair_is_made_from_the_newest_checkpoint(framework
     assert "checkpoint-1000" in told or framework == "keras"  # Keras has no line of its own, nor a pair to make
     without = needs.advice("travels:one-update", framework=framework, language=language)
     assert without == needs.advice("checkpoints", framework=framework, language=language)
+
+
+def test_names_are_certain_where_a_file_says_them_or_numbers_confirm_them():
+    need = needs.parse("checkpoints:named")
+    for sure, holds in (("exact", True), ("confirmed", True), ("likely", False), ("none", False)):
+        evidence = evidence_of({"checkpoints": [{"path": "a", "naming_sure": sure}]})
+        assert needs.satisfied(need, evidence) is holds
+    assert "--names-from-config" in needs.advice("checkpoints:named", framework="hf-trainer")
+    assert "named_parameters" in needs.advice("checkpoints:named")
 
 
 def test_a_broken_checkpoint_or_one_without_a_state_is_not_resumed_from():
