@@ -378,6 +378,11 @@ def name(loaded: Sequence[Loaded]) -> None:
     for index, one in enumerate(loaded):
         for optimizer in one.optimizers:
             _name(one.checkpoint, optimizer, optimizer.sources, _pair(loaded, index, optimizer.rank))
+        counters = one.checkpoint.counters
+        most = max(counters.values(), default=0)
+        behind = {parameter: step for parameter, step in counters.items() if step < most}
+        if behind:
+            one.checkpoint.facts["optimizer.behind"] = behind
         _group_checksums(one)
 
 

@@ -111,8 +111,9 @@ class Checkpoint:
     checksums: of zip records that are no single tensor, checked in the same scan. settings: (name, value, file) of
     pickled training arguments and configurations, names joined with dots. histories: (file, rows) of named numbers
     that a loop kept beside its weights. facts: scheduler, scaler and counters as
-    plain data, such as {"scheduler.last_epoch": 6, "scaler.scale": 65536.0, "optimizer.step": 6}. counters: the
-    optimizer's own step counter of every parameter, by name.
+    plain data, such as {"scheduler.last_epoch": 6, "scaler.scale": 65536.0, "optimizer.step": 6}; "optimizer.behind"
+    has the counters of the parameters that had fewer steps than others. counters: the optimizer's own step counter of
+    every parameter, by name.
     """
 
     path: str
