@@ -55,13 +55,14 @@ class Mask(NamedTuple):
 class Held:
     """What one checkpoint's optimizer holds.
 
-    names: the parameters in its groups, None where some of their names are not certain. everything: it holds as many
-    as the checkpoint has weights. stateful: it keeps states. stateless: the number of parameters without one while
+    names: the parameters in its groups, None where some of their names are not certain. count: how many it holds.
+    everything: as many as the checkpoint has weights. stateful: it keeps states. stateless: the number of parameters without one while
     others have one: torch makes no state for a parameter that never had a gradient. stateless_names: None where names
     are not certain. updates: its largest step counter. frozen_groups: some group has the rate 0 and others have not.
     """
 
     names: frozenset[str] | None
+    count: int
     everything: bool
     stateful: bool
     stateless: int
@@ -69,11 +70,16 @@ class Held:
     updates: int | None
     frozen_groups: bool
 
-    def holds(self, name: str) -> bool | None:
-        """Whether a parameter is in a group; None where that is not known."""
+    def holds(self, name: str, moving: int) -> bool | None:
+        """Whether a parameter that stands still is in a group; None where that is not known.
+
+        moving: the number of parameters that move: they are in groups, and where that is all, no other one is.
+        """
         if self.names is not None:
             return name in self.names
-        return True if self.everything else None
+        if self.everything:
+            return True
+        return False if moving == self.count else None
 
 
 def is_copy(name: str) -> bool:
@@ -176,6 +182,7 @@ def _held(evidence: Evidence, checkpoint: str) -> Held | None:
     rates = {group.lr for group in mine if group.names and group.lr is not None}
     return Held(
         frozenset(ids) if sure else None,
+        len(ids),
         bool(own) and len(ids) >= len(distinct(own)),
         bool(with_state),
         len(stateless),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 MODULES = (
     "gf01",
+    "gf01_checkpoints",
     "gf02",
     "gf03",
     "gf04",
@@ -19,6 +20,7 @@ MODULES = (
     "gf07",
     "gf08",
     "gf09",
+    "gf10_checkpoints",
     "gf11",
     "gf12",
     "gf13",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from gradforensics.checkpoint_signals import (
@@ -35,7 +36,6 @@ from gradforensics.tables import Evidence
 from gradforensics.training_mask import Held, distinct, held, mask
 
 _FULL_PRECISION = frozenset({"float32", "float64"})
-_SPACING = "two checkpoints with weights that are more optimizer steps apart"
 _FROZEN_FACTS = ["frozen", "parameters", "module", "before", "names", "first_step", "last_step"]
 
 Finding: TypeAlias = Literal["proven", "untrained", "possible", "left_out", "no_gradient"]
@@ -92,13 +92,13 @@ def _still(evidence: Evidence, steps: float) -> _Still | Missing | None:
 def _look(evidence: Evidence, steps: float) -> _Still | Missing | None:
     of = standing(evidence)
     if of is None or of.steps < steps:
-        return Missing(_SPACING)
+        return _too_near(steps)
     said = mask(evidence)
     if not of.frozen or not of.moving or said.excuse:
         return None
     has = _nearest(evidence, of)
     if has is not None and has.updates is not None and has.updates < steps:
-        return Missing(_SPACING)
+        return _too_near(steps)
     if has is not None and has.frozen_groups:
         return None
     names = tuple(w.name for w in of.frozen)
@@ -108,6 +108,10 @@ def _look(evidence: Evidence, steps: float) -> _Still | Missing | None:
     if not without and any(w.measured not in _FULL_PRECISION for w in of.frozen):
         return Missing("whether rounding keeps these low-precision weights where they are (see GF13)")
     return _found(of, names, has, without=without, known=said.known, evidence=evidence)
+
+
+def _too_near(steps: float) -> Missing:
+    return Missing(f"two checkpoints with weights that differ, {steps:.0f} optimizer steps or more apart")
 
 
 def _nearest(evidence: Evidence, of: Standing) -> Held | None:
@@ -120,14 +124,14 @@ def _found(
 ) -> _Still | None:
     every = dict(by_checkpoint(weights(evidence) or []))[of.last.path]
     place = cut(set(names), of.moving, distinct(every), ordered="safetensors" not in of.last.format)
-    inside = {None if has is None else has.holds(name) for name in names}
+    inside = {None if has is None else has.holds(name, len(of.moving)) for name in names}
     fresh = never_trained(of.frozen)
     if inside == {True} and without and known:
         return _Still("proven" if place else "no_gradient", names, place, of)
     if known and has is not None:  # in no group: frozen on purpose; otherwise not certain enough
         return None
     if False in inside:
-        out = tuple(name for name in names if has is not None and has.holds(name) is False)
+        out = tuple(name for name in names if has is not None and has.holds(name, len(of.moving)) is False)
         whole = any(len(w.shape) > 1 for w in of.frozen if w.name in out)
         return _Still("left_out", out, None, of) if fresh and whole and place is None else None
     if place is None or (has is not None and has.stateful and not without):
@@ -225,12 +229,12 @@ def gradient_exactly_zero_before_cut(evidence: Evidence, *, steps: float, spread
     their ratio varies by less than `spread` and is the product of 1 - lr wd within `off`. Where a whole weight matrix
     is zero it blocks the gradient itself (GF10), and nothing is found.
     """
-    answers = [_zero_moments(evidence, steps), _only_decay(evidence, steps, spread, off)]
-    hits = [hit for answer in answers if not isinstance(answer, Missing) for hit in answer]
-    if hits:
-        return hits[:1]
-    judged = [answer for answer in answers if not isinstance(answer, Missing)]
-    return judged[0] if judged else answers[0]
+    told, seen = _zero_moments(evidence, steps), _only_decay(evidence, steps, spread, off)
+    if isinstance(told, Missing):
+        return seen if isinstance(seen, list) else told
+    if told and isinstance(seen, list) and seen:
+        return [replace(told[0], facts={**told[0].facts, "decayed": seen[0].facts["decayed"]})]
+    return told or (seen if isinstance(seen, list) else [])
 
 
 def _zero_moments(evidence: Evidence, steps: float) -> Answer:
