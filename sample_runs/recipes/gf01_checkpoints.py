@@ -136,12 +136,21 @@ class LowRank(nn.Module):
         return out
 
 
-def trainer(run: Path, change: Callable[[nn.Module], object], **facts: object) -> None:
+def trainer(run: Path, change: Callable[[nn.Module], object], learning_rate: float = 3e-3) -> None:
     """A tiny GPT-2 in the Hugging Face Trainer, two checkpoints; `change` is done to the model before."""
     model = tiny_gpt2(vocab=VOCAB, width=8)
     change(model)
-    settings = {"warmup_steps": 5, "lr_scheduler_type": "constant_with_warmup", "save_steps": 40} | facts
-    fit(run, model, fresh(CHAIN, steps=80), steps=80, stop_at=80, **settings)
+    fit(
+        run,
+        model,
+        fresh(CHAIN, steps=80),
+        steps=80,
+        stop_at=80,
+        save_steps=40,
+        warmup_steps=5,
+        lr_scheduler_type="constant_with_warmup",
+        learning_rate=learning_rate,
+    )
     for leftover in (*run.rglob("training_args.bin"), *run.rglob("rng_state.pth")):
         leftover.unlink()  # pickled arguments and random numbers, as users clean up
 
@@ -166,7 +175,7 @@ def adapters(model: nn.Module) -> None:
 # ---------------------------------------------------------------------------------------------------- Lightning
 
 
-class Lit(lightning.LightningModule):
+class Lit(lightning.LightningModule):  # type: ignore[misc]  # mypy is told not to follow lightning
     """The small model, all of whose parameters go to the optimizer."""
 
     def __init__(self, folder: str) -> None:

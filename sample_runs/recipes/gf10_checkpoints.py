@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from checkpoint_lab import VOCAB, configure, objective, save, small_lm, train_and_save
-from lab import Log, Sample, adamw, console, current_lr, gradient_norm, main, train, write_json
+from checkpoint_lab import configure, objective, save, small_lm, train_and_save
+from lab import Block, Log, Sample, TinyLM, adamw, console, current_lr, gradient_norm, main, train, write_json
 from lab import silent as unlogged
 from torch import Tensor, nn
 from torch.nn import functional
@@ -27,29 +27,38 @@ def plain(run: Path, model: nn.Module, saved: tuple[int, ...] = SAVED, **facts: 
         print("Training completed")
 
 
-def double_zero(run: Path) -> None:
-    """Both projections of the second block's MLP start at zero, with their biases."""
+def block(model: TinyLM, number: int) -> Block:
+    """One block of the model."""
+    found = model.blocks[number]
+    assert isinstance(found, Block)
+    return found
+
+
+def with_zero_mlp() -> TinyLM:
+    """A model whose second block has an MLP of zeros: both projections and their biases."""
     model = small_lm(width=SMALL)
-    for linear in (model.blocks[1].up, model.blocks[1].down):
+    for linear in (block(model, 1).up, block(model, 1).down):
         nn.init.zeros_(linear.weight)
         nn.init.zeros_(linear.bias)
-    plain(run, model)
+    return model
+
+
+def double_zero(run: Path) -> None:
+    """Both projections of the second block's MLP start at zero, with their biases."""
+    plain(run, with_zero_mlp())
 
 
 def single_zeros(run: Path) -> None:
     """The attention's output projections and the head start at zero: they leave it with the first steps."""
     model = small_lm(width=SMALL)
-    for linear in (model.blocks[0].mix, model.blocks[1].mix, model.head):
+    for linear in (block(model, 0).mix, block(model, 1).mix, model.head):
         nn.init.zeros_(linear.weight)
     plain(run, model)
 
 
 def wiped(run: Path) -> None:
-    """A loop that initialises over the weights leaves both projections of an MLP zero; only weights are saved."""
-    model = small_lm(width=SMALL)
-    for linear in (model.blocks[1].up, model.blocks[1].down):
-        nn.init.zeros_(linear.weight)
-        nn.init.zeros_(linear.bias)
+    """The same, where only weights are saved."""
+    model = with_zero_mlp()
     configure(run, learning_rate=LR, lr_scheduler_type="constant", max_steps=STEPS)
     optimizer, loss = adamw(model, LR), objective(model)
     with console(run / "train.log") as log:
@@ -78,13 +87,13 @@ class LowRank(nn.Module):
 
 
 def adapted(run: Path, *, zero: bool) -> None:
-    """Adapters beside the projections of a pretrained model, whose head trains too; zero: A starts at zero as B does."""
+    """Adapters beside the projections of a pretrained model, whose head trains too; zero: A starts at 0 as B does."""
     model = small_lm(width=SMALL)
     train(model, adamw(model, LR), objective(model, seed=7), unlogged, steps=60)
     model.requires_grad_(requires_grad=False)
     model.head.requires_grad_(requires_grad=True)
-    for block in model.blocks:
-        block.qkv = LowRank(block.qkv, zero=zero)
+    for number in (0, 1):
+        block(model, number).qkv = LowRank(block(model, number).qkv, zero=zero)  # type: ignore[assignment]  # a Linear with more beside it
     plain(run, model, saved=(1, STEPS), lora_rank=2)
 
 
@@ -143,7 +152,9 @@ SAMPLES = (
         "dead-units",
     ),
     _sample("gf10-adapter", lambda run: adapted(run, zero=True), "A and B of every adapter start at zero", "adapter"),
-    _sample("gf10-twin", single_zeros, "output projections and the head start at zero, one zero on each path", twin=True),
+    _sample(
+        "gf10-twin", single_zeros, "output projections and the head start at zero, one zero on each path", twin=True
+    ),
     _sample(
         "gf10-twin-adapter",
         lambda run: adapted(run, zero=False),

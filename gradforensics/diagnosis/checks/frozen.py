@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
@@ -96,6 +97,8 @@ def _look(evidence: Evidence, steps: float) -> _Still | Missing | None:
     said = mask(evidence)
     if not of.frozen or not of.moving or said.excuse:
         return None
+    if any(w.nonfinite for w in (*of.frozen, *of.moving)):
+        return Missing("weights that are finite")
     has = _nearest(evidence, of)
     if has is not None and has.updates is not None and has.updates < steps:
         return _too_near(steps)
@@ -127,16 +130,32 @@ def _found(
     inside = {None if has is None else has.holds(name, len(of.moving)) for name in names}
     fresh = never_trained(of.frozen)
     if inside == {True} and without and known:
-        return _Still("proven" if place else "no_gradient", names, place, of)
+        experts = any(re.search(r"expert|moe", name, re.IGNORECASE) for name in names)  # without tokens: GF36
+        return None if experts and not place else _Still("proven" if place else "no_gradient", names, place, of)
     if known and has is not None:  # in no group: frozen on purpose; otherwise not certain enough
         return None
-    if False in inside:
-        out = tuple(name for name in names if has is not None and has.holds(name, len(of.moving)) is False)
-        whole = any(len(w.shape) > 1 for w in of.frozen if w.name in out)
-        return _Still("left_out", out, None, of) if fresh and whole and place is None else None
+    if inside == {False}:
+        return _Still("left_out", names, None, of) if fresh and _behind(of, distinct(every)) else None
     if place is None or (has is not None and has.stateful and not without):
         return None
+    if not fresh and any(
+        event.data.get("about") == "no input requires grad" for event in evidence.events_of("warning")
+    ):
+        return None  # a first part that is frozen brings that warning about: one suspicion, not two
     return _Still("untrained" if fresh else "possible", names, place, of)
+
+
+def _behind(of: Standing, every: Sequence[Weight]) -> bool:
+    """Whether what stands still lies behind what moves: who trains a part on purpose trains the last one.
+
+    By a head that stands still, where the file keeps the order by its first matrix, which moves.
+    """
+    frozen = {w.name for w in of.frozen}
+    matrices = [w for w in every if len(w.shape) > 1 and (w.name in frozen or w in of.moving)]
+    if not any(w.name in frozen for w in matrices):
+        return False
+    ordered = "safetensors" not in of.last.format and matrices[0].name not in frozen
+    return ordered or any(w.kind == "head" for w in of.frozen)
 
 
 # -- nothing is written -----------------------------------------------------------------------------------------------
@@ -159,7 +178,7 @@ def updates_never_reach_weights(evidence: Evidence, *, steps: float, felt: float
         if updates is None or updates < steps or not lr:
             continue
         own = [w for w in weights(evidence) or [] if w.checkpoint == pair.last.path]
-        if not own or any(w.measured not in _FULL_PRECISION for w in own):
+        if not own or any(w.nonfinite or w.measured not in _FULL_PRECISION for w in own):
             continue
         judged = True
         still = pair.rows and all(row["changed"] == 0 for row in pair.rows.values())
