@@ -56,9 +56,10 @@ class Held:
     """What one checkpoint's optimizer holds.
 
     names: the parameters in its groups, None where some of their names are not certain. count: how many it holds.
-    everything: as many as the checkpoint has weights. stateful: it keeps states. stateless: the number of parameters without one while
-    others have one: torch makes no state for a parameter that never had a gradient. stateless_names: None where names
-    are not certain. updates: its largest step counter. frozen_groups: some group has the rate 0 and others have not.
+    everything: as many as the checkpoint has weights. stateful: it keeps states. stateless: the number of parameters
+    without one while others have one: torch makes no state for a parameter that never had a gradient. stateless_names:
+    None where names are not certain. updates: its largest step counter. frozen_groups: some group has the rate 0 and
+    others have not.
     """
 
     names: frozenset[str] | None

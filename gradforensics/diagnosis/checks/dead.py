@@ -160,7 +160,8 @@ def _persist(evidence: Evidence, saved: Saved, zeros: Sequence[Weight], steps: f
 def units_never_respond(evidence: Evidence, *, steps: float, share: float, units: int) -> Answer:
     """More than `share` of a layer's units had a gradient of exactly zero in all updates (D30): dead ReLU units.
 
-    Told by rows of both moments that are all zero beside rows that are not. Layers of fewer than `units` units,
+    Told by rows of both moments that are all zero beside rows that are not; where no unit of a layer responds, by the
+    layer behind it, whose bias learns while its weight cannot. Layers of fewer than `units` units,
     embeddings, heads and the last layer (classes or actions that did not occur), experts and pruned rows do not count.
     """
     judged = False
@@ -172,7 +173,7 @@ def units_never_respond(evidence: Evidence, *, steps: float, share: float, units
             for w in one.own
             if w.kind == "matrix" and w.name != last and w.shape[0] >= units and not w.zero_rows
             if not _EXPERT.search(w.name) and not is_adapter(w.name)
-            if (dead := _dead_rows(one, w.name)) > share * w.shape[0] and dead < w.shape[0]
+            if (dead := _dead_rows(one, w.name)) > share * w.shape[0] and (dead < w.shape[0] or _feeds_nothing(one, w))
         ]
         if found:
             worst, dead, weight = max(found, key=lambda item: item[0])
@@ -187,6 +188,17 @@ def units_never_respond(evidence: Evidence, *, steps: float, share: float, units
 def _dead_rows(one: _Optimized, name: str) -> int:
     rows = one.first.get(name), one.second.get(name)
     return min((row["zero_rows"] or 0) if row is not None else 0 for row in rows)
+
+
+def _feeds_nothing(one: _Optimized, weight: Weight) -> bool:
+    """Whether the next layer that fits gets zeros only: the gradient of its weight is zero, that of its bias is not."""
+    matrices = [w for w in one.own if w.kind in ("matrix", "head")]
+    behind = matrices[matrices.index(weight) + 1 :]
+    following = next((w for w in behind if w.shape[1] == weight.shape[0]), None)
+    if following is None or following.zero == following.count or weight.zero == weight.count:
+        return False
+    bias = one.second.get(f"{module_of(following.name)}.bias")
+    return one.silent(following.name) and bias is not None and (bias["max"] or 0.0) > 0
 
 
 @check(needs=["tensors"], facts=["adapters", "names", "also_zero", "checkpoint"])
