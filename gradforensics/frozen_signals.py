@@ -63,6 +63,12 @@ def chain(evidence: Evidence) -> list[Saved]:
     return row
 
 
+def weights_of(evidence: Evidence, checkpoint: str) -> list[Weight]:
+    """The weights of one checkpoint, in the order of its table."""
+    found = evidence.once("frozen_signals.weights_of", lambda: dict(by_checkpoint(weights(evidence) or [])))
+    return found.get(checkpoint, [])
+
+
 def standing(evidence: Evidence) -> Standing | None:
     """What stands still over the checkpoints of a run; None where fewer than two of them differ."""
     return evidence.once("frozen_signals.standing", lambda: _standing(evidence))
@@ -70,15 +76,18 @@ def standing(evidence: Evidence) -> Standing | None:
 
 def _standing(evidence: Evidence) -> Standing | None:
     row = chain(evidence)
-    by_path = dict(by_checkpoint(weights(evidence) or []))
-    prints = {saved.path: _prints(by_path.get(saved.path, [])) for saved in row}
+    prints = {saved.path: _prints(weights_of(evidence, saved.path)) for saved in row}
     while len(row) > 1 and not _changed(prints[row[-2].path], prints[row[-1].path]):
         row.pop()  # the same weights again: the last step saved twice, or a rate that has reached 0
     if len(row) < 2:
         return None
     first, last = row[0], row[-1]
     moved = _changed(prints[row[-2].path], prints[last.path])
-    at_last = {w.name: w for w in distinct(by_path[last.path]) if not is_copy(w.name) and not _BUFFER.search(w.name)}
+    at_last = {
+        w.name: w
+        for w in distinct(weights_of(evidence, last.path))
+        if not is_copy(w.name) and not _BUFFER.search(w.name)
+    }
     since = {name: _since(name, row, prints) for name in at_last if name in prints[first.path]}
     frozen = [at_last[name] for name, step in since.items() if step == (first.step or 0)]
     stopped = {n: step for n, step in since.items() if (first.step or 0) < step < (last.step or 0)}

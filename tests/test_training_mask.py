@@ -90,7 +90,7 @@ def test_an_optimizer_with_certain_names_says_which_it_holds_and_which_have_no_s
     held = training_mask.held(evidence(tensors, {"names": ["a.weight", "b.weight"], "step_max": 9}), "c")
     assert held is not None
     assert [held.holds(name, 1) for name in ("a.weight", "b.weight", "c.weight")] == [True, True, False]
-    assert (held.stateless, held.stateless_names, held.updates) == (1, {"b.weight"}, 9)
+    assert (held.stateless, held.stateless_names, held.updates) == (1, frozenset({"b.weight"}), 9)
 
 
 def test_without_names_the_number_of_parameters_tells():

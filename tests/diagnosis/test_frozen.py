@@ -62,6 +62,12 @@ def findings(evidence):
     return missing or [name for name, hits in answers.items() if hits]
 
 
+def only(answer):
+    assert isinstance(answer, list)
+    (hit,) = answer
+    return hit
+
+
 def zero(evidence):
     return gradient_exactly_zero_before_cut(evidence, steps=20, spread=1e-5, off=1e-4)
 
@@ -76,7 +82,7 @@ def trained(model, torch):
 
 def test_a_detach_before_fresh_layers_is_found_and_located(tmp_path, torch):
     evidence = run(tmp_path, torch, network(torch), hook=detached)
-    (hit,) = weights_stand_still(evidence, finding="untrained", steps=20)
+    hit = only(weights_stand_still(evidence, finding="untrained", steps=20))
     assert findings(evidence) == ["untrained"]
     assert (hit.step, hit.after, hit.tensor, hit.facts["module"], hit.facts["before"]) == (
         60,
@@ -113,7 +119,7 @@ def test_fresh_last_layers_that_the_optimizer_was_not_given_were_left_out(tmp_pa
     model.append(torch.nn.Linear(4, 16))
     parts = [p for module in model[:5] for p in module.parameters()]
     evidence = run(tmp_path, torch, model, parts)
-    (hit,) = weights_stand_still(evidence, finding="left_out", steps=20)
+    hit = only(weights_stand_still(evidence, finding="left_out", steps=20))
     assert findings(evidence) == ["left_out"]
     assert hit.facts["names"] == "5.weight, 5.bias, 6.weight, 6.bias"
 
@@ -155,7 +161,7 @@ def test_low_precision_weights_that_rounding_may_keep_are_not_judged(tmp_path, t
 
 def test_a_gradient_of_exactly_zero_is_told_from_none_and_its_decay_is_counted(tmp_path, torch):
     evidence = run(tmp_path, torch, network(torch), hook=lambda _step, h: h.detach() + 0.0 * h)
-    (hit,) = zero(evidence)
+    hit = only(zero(evidence))
     assert (hit.facts["frozen"], hit.facts["module"], hit.facts["updates"]) == (4, "2", 60)
     assert hit.facts["decayed"] == 3  # a bias of norms is 0 and has nothing to decay
     assert findings(evidence) == []
@@ -173,7 +179,7 @@ def test_counters_that_stand_still_name_the_step_of_the_last_gradient(tmp_path, 
         return hidden.detach() if step > 25 else hidden
 
     evidence = run(tmp_path, torch, network(torch), hook=late)
-    (hit,) = updates_stopped_before_cut(evidence, certainty="unknown", steps=20)
+    hit = only(updates_stopped_before_cut(evidence, certainty="unknown", steps=20))
     assert (hit.step, hit.after, hit.facts["counter"], hit.facts["updates"]) == (26, 25, 25, 60)
     assert updates_stopped_before_cut(evidence, certainty="known", steps=20) == []
     evidence.settings = [Setting("freeze_from", "freeze_from", 25, "config.json")]
@@ -192,7 +198,7 @@ def test_updates_that_do_not_reach_the_saved_weights_are_proven(tmp_path, torch)
 
     model = network(torch)
     evidence = run(tmp_path, torch, model, save=copy.deepcopy(model))
-    (hit,) = updates_never_reach_weights(evidence, steps=20, felt=8)
+    hit = only(updates_never_reach_weights(evidence, steps=20, felt=8))
     assert (hit.facts["updates"], hit.facts["parameters"], hit.facts["lr"]) == (30, 8, 1e-2)
 
 

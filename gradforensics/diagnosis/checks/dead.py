@@ -66,10 +66,17 @@ class _Optimized:
         return any((row["max"] or 0.0) > 0 for row in self.second.values())
 
 
-def _rows(evidence: Evidence, role: str, path: str) -> dict[str, Mapping[str, Any]]:
-    return {
-        n: row for (checkpoint, n, rank), row in states(evidence, role).items() if checkpoint == path and rank is None
-    }
+def _rows(evidence: Evidence, role: str, path: str) -> Mapping[str, Mapping[str, Any]]:
+    return evidence.once(("checks.dead.rows", role), lambda: _by_path(evidence, role)).get(path, {})
+
+
+def _by_path(evidence: Evidence, role: str) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """The states of one role that no rank holds a part of, by checkpoint and name."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for (path, name, rank), row in states(evidence, role).items():
+        if rank is None:
+            found.setdefault(path, {})[name] = row
+    return found
 
 
 def _optimized(evidence: Evidence, steps: float) -> Iterator[_Optimized]:

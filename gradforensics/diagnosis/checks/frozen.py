@@ -14,14 +14,12 @@ from gradforensics.checkpoint_signals import (
     Saved,
     Weight,
     adam_like,
-    by_checkpoint,
     checkpoints,
     facts,
     groups,
     moments,
     pairs,
     states,
-    weights,
 )
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.frozen_signals import (
@@ -32,6 +30,7 @@ from gradforensics.frozen_signals import (
     never_trained,
     pure_decay,
     standing,
+    weights_of,
 )
 from gradforensics.tables import Evidence
 from gradforensics.training_mask import Held, distinct, held, mask
@@ -125,7 +124,7 @@ def _nearest(evidence: Evidence, of: Standing) -> Held | None:
 def _found(
     of: Standing, names: tuple[str, ...], has: Held | None, *, without: bool, known: bool, evidence: Evidence
 ) -> _Still | None:
-    every = dict(by_checkpoint(weights(evidence) or []))[of.last.path]
+    every = weights_of(evidence, of.last.path)
     place = cut(set(names), of.moving, distinct(every), ordered="safetensors" not in of.last.format)
     inside = {None if has is None else has.holds(name, len(of.moving)) for name in names}
     fresh = never_trained(of.frozen)
@@ -177,7 +176,7 @@ def updates_never_reach_weights(evidence: Evidence, *, steps: float, felt: float
         updates = _updates(evidence, pair)
         if updates is None or updates < steps or not lr:
             continue
-        own = [w for w in weights(evidence) or [] if w.checkpoint == pair.last.path]
+        own = weights_of(evidence, pair.last.path)
         if not own or any(w.nonfinite or w.measured not in _FULL_PRECISION for w in own):
             continue
         judged = True
@@ -262,7 +261,7 @@ def _zero_moments(evidence: Evidence, steps: float) -> Answer:
         updates = max((g.step_max for g in mine if g.step_max is not None), default=0)
         if saved.naming not in SURE or updates < steps or not all(adam_like(g) for g in mine):
             continue
-        own = [w for w in weights(evidence) or [] if w.checkpoint == saved.path]
+        own = weights_of(evidence, saved.path)
         silent = _silent(evidence, saved)
         still = {w.name for w in own if w.name in silent}
         moving = [w for w in own if w.name in _gradients(evidence, saved)]
@@ -304,7 +303,7 @@ def _only_decay(evidence: Evidence, steps: float, spread: float, off: float) -> 
             if any(abs(row["ratio_mean"] - factor) < off for factor in factors)
         }
         same = {name for name, row in pair.rows.items() if row["changed"] == 0}
-        own = [w for w in weights(evidence) or [] if w.checkpoint == pair.last.path]
+        own = weights_of(evidence, pair.last.path)
         moving = [w for w in own if w.name in pair.rows and w.name not in decayed | same]
         if decayed and moving:
             hits = _zero_hit(own, decayed | same, moving, pair.last, pair.steps, len(decayed))
@@ -366,7 +365,7 @@ def updates_stopped_before_cut(evidence: Evidence, *, certainty: str, steps: flo
 
 
 def _stopped_hit(evidence: Evidence, pair: Pair, still: dict[str, int], most: int) -> list[Hit]:
-    own = [w for w in weights(evidence) or [] if w.checkpoint == pair.last.path]
+    own = weights_of(evidence, pair.last.path)
     moving = [w for w in own if w.name in pair.rows and pair.rows[w.name]["changed"] > 0]
     place = cut(set(still), moving, distinct(own), ordered="safetensors" not in pair.last.format)
     if place is None:
