@@ -18,6 +18,12 @@ from gradforensics.training_mask import distinct, is_copy
 
 _POSITION = lazy(r"pos|wpe", re.IGNORECASE)
 _FIRST = lazy(r"embed|wte|wpe|(?:^|[._])pos|token|stem|patch|input", re.IGNORECASE)  # what comes before the layers
+# Stacks whose members follow each other; those of other names may be experts, heads or an ensemble side by side.
+_SEQUENCE = lazy(
+    r"^(?:\w*layers?|\w*blocks?|h|stages?|net|network|nn|model|mlp|seq\w*|main|body|trunk|backbone|features?|encoder|"
+    r"decoder|convs?|fcs?|linears?|levels?)?$",
+    re.IGNORECASE,
+)
 _BUFFER = lazy(r"(?:^|[._])(?:inv_freq|freqs?_cis|rotary\w*|pe|bias_mask|anchors?|window)$", re.IGNORECASE)
 _ENOUGH = 64  # elements, below which the spread of a tensor tells nothing
 
@@ -124,8 +130,9 @@ def _since(name: str, row: Sequence[Saved], prints: Mapping[str, Mapping[str, ob
 def cut(still: Collection[str], moving: Sequence[Weight], every: Sequence[Weight], *, ordered: bool) -> Cut | None:
     """Where a cut graph would leave exactly `still` without a gradient; None where no single cut does.
 
-    That is so where the first layers of a stack stand still and all later ones move, and so does what follows, or where
-    all embeddings do, of tokens and of positions, or where, in a model without stacks, the first modules do. A module
+    That is so where the first layers of a stack stand still and all later ones move, and so does what follows (members
+    of a list that may lie side by side are no stack, unless what comes before it stands still too), or where all
+    embeddings do, of tokens and of positions, or where, in a model without stacks, the first modules do. A module
     of which a part stands still is no cut. ordered: the file keeps the order of the modules.
     """
     going = {w.name for w in moving}
@@ -157,7 +164,8 @@ def _in_stacks(
         stack, layers = parted[0], stacks[parted[0]]
         held = [number for number, said in layers.items() if True in said]
         free = [number for number, said in layers.items() if False in said]
-        if max(held) < min(free):  # which also says that no layer is mixed
+        in_order = bool(early) or _SEQUENCE.search(stack.rpartition(".")[2]) is not None
+        if in_order and max(held) < min(free):  # which also says that no layer is mixed
             return Cut(f"{stack}.{min(free)}".lstrip("."), f"{stack}.{max(held)}".lstrip("."))
         return None
     whole = not any(True in said for layers in stacks.values() for said in layers.values())

@@ -74,6 +74,12 @@ def test_a_whole_tower_that_stands_still_is_no_cut():
     assert towers.cut("vision.0.up.weight", "vision.1.up.weight") is None
 
 
+def test_members_of_a_list_that_may_lie_side_by_side_are_no_stack():
+    names = ("experts.0.weight", "experts.1.weight", "out.weight")
+    assert Names(*names).cut("experts.0.weight") is None
+    assert Names("stem.weight", *names).cut("stem.weight", "experts.0.weight") == ("experts.1", "experts.0")
+
+
 def run(folder, model, parameters, steps=(5, 30, 60), rate=1e-2, **more):
     """Train a model on noise with an Adam of some of its parameters and save it in a plain loop."""
     import torch

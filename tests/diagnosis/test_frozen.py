@@ -104,6 +104,12 @@ def test_where_all_was_to_be_trained_a_detach_is_proven(tmp_path, torch):
     assert findings(evidence) == ["proven"]
 
 
+def test_a_last_layer_alone_that_trains_is_a_suspicion_even_on_fresh_layers(tmp_path, torch):
+    model = network(torch)
+    model[4].register_forward_pre_hook(lambda _m, inputs: (inputs[0].detach(),))
+    assert findings(run(tmp_path, torch, model)) == ["possible"]
+
+
 def test_freezing_that_a_setting_speaks_of_is_healthy(tmp_path, torch):
     assert findings(run(tmp_path, torch, network(torch), hook=detached, settings=[("freeze_layers", 1)])) == []
 

@@ -56,9 +56,9 @@ def weights_stand_still(evidence: Evidence, *, finding: str, steps: float) -> An
 
     finding: proven: a single cut would leave them so, the optimizer holds them without a state, and it is known that
     what it holds was to be trained. untrained: likewise, that is not known, but they still have the values of a fresh
-    initialisation. possible: neither. left_out: they are in no group of the optimizer, still have fresh values and are
-    no first part, such as one would freeze. no_gradient: the optimizer was given them to train and keeps no state of
-    them, and no single cut explains it.
+    initialisation, and more than a last layer moves. possible: neither. left_out: they are in no group of the
+    optimizer, still have fresh values and are no first part, such as one would freeze. no_gradient: the optimizer was
+    given them to train and keeps no state of them, and no single cut explains it.
 
     What a setting or an adapter excuses is no finding, nor are copies (EMA, target networks), weights of groups with
     the rate 0 and, where the framework gives the optimizer only what is to be trained, weights in no group.
@@ -141,7 +141,8 @@ def _found(
         event.data.get("about") == "no input requires grad" for event in evidence.events_of("warning")
     ):
         return None  # a first part that is frozen brings that warning about: one suspicion, not two
-    return _Still("untrained" if fresh else "possible", names, place, of)
+    several = len({module_of(w.name) for w in of.moving if len(w.shape) > 1}) > 1  # training the head alone is common
+    return _Still("untrained" if fresh and several else "possible", names, place, of)
 
 
 def _behind(of: Standing, every: Sequence[Weight]) -> bool:
