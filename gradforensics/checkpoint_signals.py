@@ -5,6 +5,7 @@ Nothing is judged here. Every function answers None where its tables are not ava
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -119,7 +120,10 @@ class Weight:
 
 
 class Group(NamedTuple):
-    """One parameter group of one checkpoint's optimizer, as the table of groups has it; names: () where unknown."""
+    """One parameter group of one checkpoint's optimizer, as the table of groups has it; names: () where unknown.
+
+    values: everything else that the group holds, such as {"initial_lr": 1e-3, "decoupled_weight_decay": True}.
+    """
 
     checkpoint: str
     rank: int | None
@@ -133,6 +137,7 @@ class Group(NamedTuple):
     names: tuple[str, ...]
     step_min: int | None
     step_max: int | None
+    values: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +285,7 @@ def _groups(evidence: Evidence) -> list[Group] | None:
             row["checkpoint"], row["rank"], row["group"], row["optimizer"] or "", row["lr"],
             None if row["betas"] is None else (row["betas"][0], row["betas"][1]), row["eps"], row["weight_decay"],
             row["momentum"], tuple(row["names"] or ()), row["step_min"], row["step_max"],
+            json.loads(row["values"] or "{}"),
         )
         for row in table.iter_rows(named=True)
     ]  # fmt: skip
@@ -320,8 +326,6 @@ def plain(name: str) -> str:
 
 def facts(evidence: Evidence, checkpoint: str) -> dict[str, Any]:
     """The counters and plain data that a checkpoint holds, such as {"scheduler.last_epoch": 6, "optimizer.step": 6}."""
-    import json  # noqa: PLC0415  asked for by few checks
-
     table = evidence.table("facts")
     if table is None:
         return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradforensics.diagnosis.checks import (
+    applied,
     batch_size,
     clipping,
     communication,
@@ -12,6 +13,7 @@ from gradforensics.diagnosis.checks import (
     evaluation,
     finiteness,
     frozen,
+    groups,
     hardware,
     index_errors,
     learning_rate,
@@ -37,6 +39,7 @@ from gradforensics.diagnosis.checks import (
 from gradforensics.diagnosis.vocabulary import Check
 
 _MODULES = (
+    applied,
     batch_size,
     clipping,
     communication,
@@ -46,6 +49,7 @@ _MODULES = (
     evaluation,
     finiteness,
     frozen,
+    groups,
     hardware,
     index_errors,
     learning_rate,

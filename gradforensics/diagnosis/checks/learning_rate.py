@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
+from gradforensics import checkpoint_signals as cs
 from gradforensics import signals
 from gradforensics.diagnosis.checks.loss import classes, descending_loss, made_worse, parked
 from gradforensics.diagnosis.setting_differences import alike, telling
-from gradforensics.diagnosis.vocabulary import Answer, Check, Missing, check, hit_at
+from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check, hit_at
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
 
@@ -136,6 +138,81 @@ def stays_at_chance_at_tiny_lr(evidence: Evidence, *, tiny: float, change: float
     if abs(level / chance - 1) > near:
         return []
     return [hit_at(loss, 0, peak=_peak(evidence), level=level, chance=chance, classes=count)]
+
+
+@check(
+    needs=["travels", "tensors", "series:loss:points>=20", "series:lr"],
+    facts=["travel", "steps", "share", "lr", "change", "level", "checkpoint"],
+)
+def weights_hardly_travel(
+    evidence: Evidence, *, least: float, share: float, steps: int, late: float, change: float, errors: float
+) -> Answer:
+    """Between two checkpoints the trained weights move by less than `least` of themselves, and the loss stands still.
+
+    share, steps: part of the run and number of steps that must lie between them; late: part of the peak below which a
+    rate ends a decay, or begins a warm-up, and such a stretch does not count. change, errors: of the loss over the
+    whole record, as in stands_still_at_tiny_lr. Weights that did not change at all, frozen or not, are left out.
+    """
+    lr, loss, found = rates(evidence, steps=True), descending_loss(evidence), cs.pairs(evidence)
+    if isinstance(lr, Missing):
+        return lr
+    if isinstance(loss, Missing):
+        return loss
+    known, peak = cs.weights(evidence) or [], float(lr.values.max())
+    if not found or not known:
+        return Missing("travels")
+    if peak <= 0:
+        return []
+    if any(w.measured in ("bfloat16", "float16") for w in known):
+        return Missing("weights in float32: in a shorter type it is rounding that holds them")
+    span = max(int(loss.steps[-1]), int(lr.steps[-1]), *(pair.last.step or 0 for pair in found))
+    sizes = {(w.checkpoint, w.name if w.rank is None else f"{w.name}@{w.rank}"): w.l2 or 0.0 for w in known}
+    best: tuple[float, int, int, cs.Saved] | None = None
+    for chain in _at_full_rate(found, lr, late * peak):
+        first, last = chain[0].first.step or 0, chain[-1].last.step or 0
+        travel = _travel(chain, sizes)
+        if travel is not None and last - first >= max(share * span, steps) and (best is None or travel < best[0]):
+            best = travel, first, last, chain[-1].last
+    if best is None:
+        return Missing(f"two checkpoints {steps} steps and {share:.0%} of the run apart at the full learning rate")
+    travel, first, last, saved = best
+    if travel >= least or (moved := _still(loss, change, errors)) is None:
+        return []
+    facts: dict[str, Any] = {"travel": travel, "steps": last - first, "share": (last - first) / max(span, 1)}
+    facts |= {"lr": peak, "change": moved, "level": float(np.median(loss.values)), "checkpoint": saved.path}
+    return [Hit(last, first, "travels", None, travel, saved.source, facts=facts)]
+
+
+def _at_full_rate(found: list[cs.Pair], lr: Series, low: float) -> Iterator[list[cs.Pair]]:
+    """Runs of pairs that follow each other, over which no logged rate lies below `low`."""
+    chain: list[cs.Pair] = []
+    for pair in found:
+        first, last = pair.first.step or 0, pair.last.step or 0
+        inside = lr.values[(lr.steps >= first) & (lr.steps <= last)]
+        full = len(inside) > 0 and float(inside.min()) >= low
+        if chain and (not full or chain[-1].last.path != pair.first.path):
+            yield chain
+            chain = []
+        chain += [pair] if full else []
+    if chain:
+        yield chain
+
+
+def _travel(chain: list[cs.Pair], sizes: Mapping[tuple[str, str], float]) -> float | None:
+    """The movement of all weights that moved as a part of their size, added up over the pairs; None where none did.
+
+    That is the most that they can have moved from the first to the last checkpoint. sizes: norms of the parameters, by
+    checkpoint and name.
+    """
+    whole = 0.0
+    for pair in chain:
+        rows = [r for r in pair.rows.values() if r["changed"] and r["rel_travel"] is not None and not r["nonfinite"]]
+        held = [(row["rel_travel"], sizes.get((pair.first.path, row["name"]), 0.0)) for row in rows]
+        size = math.fsum(norm**2 for _, norm in held)
+        if not size:
+            return None
+        whole += math.sqrt(math.fsum((part * norm) ** 2 for part, norm in held) / size)
+    return whole
 
 
 @check(
@@ -353,6 +430,7 @@ CHECKS: tuple[Check, ...] = (
     lr_identically_zero,
     stands_still_at_tiny_lr,
     stays_at_chance_at_tiny_lr,
+    weights_hardly_travel,
     stays_above_baseline_at_lower_lr,
     lr_above_recipe,
     left_best_level_above_recipe,
