@@ -54,7 +54,7 @@ def _hit(pair: cs.Pair, rate: ar.Rate, value: float, facts: dict[str, Fact], aft
     return Hit(pair.last.step, after, "travels", None, value, pair.last.source, None, cs.plain(rate.names[0]), facts)
 
 
-@check(needs=["travels", "groups", "series:lr"], facts=["applied", "logged", "peak", "checkpoint"])
+@check(needs=["travels", "groups", "series:lr"], facts=["applied", "scheduled", "peak", "checkpoint"])
 def applied_rate_stands_while_logged_moves(evidence: Evidence, *, tolerance: float, moving: float) -> Answer:
     """Adam applied the one rate that both checkpoints hold, and the log shows another one of a schedule there.
 
@@ -84,13 +84,13 @@ def applied_rate_stands_while_logged_moves(evidence: Evidence, *, tolerance: flo
         else:
             judged = True
             if abs(rate.lr - saved) <= tolerance * saved + rate.lr_error:
-                facts: dict[str, Fact] = {"applied": rate.lr, "logged": _near(windows, rate.lr), "peak": peak}
+                facts: dict[str, Fact] = {"applied": rate.lr, "scheduled": _near(windows, rate.lr), "peak": peak}
                 facts["checkpoint"] = one.pair.last.path
                 hits.append(_hit(one.pair, rate, rate.lr, facts, after=silent_until))
     return hits if judged else Missing(*(lacking or ["a logged rate at the step between the two checkpoints"]))
 
 
-@check(needs=["travels", "groups", "series:lr"], facts=["applied", "logged", "peak", "checkpoint"])
+@check(needs=["travels", "groups", "series:lr"], facts=["applied", "scheduled", "peak", "checkpoint"])
 def saved_rate_stands_while_logged_moves(evidence: Evidence, *, tolerance: float, moving: float) -> Answer:
     """Checkpoints hold one rate for all groups, the same to the last bit, while the logged one moves between them.
 
@@ -116,7 +116,7 @@ def saved_rate_stands_while_logged_moves(evidence: Evidence, *, tolerance: float
         moved = max(there.low - here.high, here.low - there.high)
         if moved <= moving * peak or all(any(w.holds(saved, tolerance, peak) for w in end) for end in ends):
             continue
-        facts: dict[str, Fact] = {"applied": saved, "logged": _near(ends[1], saved), "peak": peak}
+        facts: dict[str, Fact] = {"applied": saved, "scheduled": _near(ends[1], saved), "peak": peak}
         facts["checkpoint"] = pair.last.path
         hits.append(Hit(pair.last.step, pair.first.step, "groups", None, saved, pair.last.source, facts=facts))
     return hits if judged else Missing(*dict.fromkeys(lacking))
@@ -175,7 +175,7 @@ def _single(evidence: Evidence, pair: cs.Pair) -> float | str:
     return rate
 
 
-@check(needs=["travels", "groups"], facts=["applied", "expected", "scheduler", "checkpoint"])
+@check(needs=["travels", "groups"], facts=["applied", "scheduled", "peak", "checkpoint"])
 def applied_rate_stands_at_configured(evidence: Evidence, *, tolerance: float) -> Answer:
     """Without a logged rate: Adam applied the configured rate itself where the configured schedule has another one.
 
@@ -200,7 +200,7 @@ def applied_rate_stands_at_configured(evidence: Evidence, *, tolerance: float) -
         if not stands or float(np.abs(expected - plan.peak).min()) <= tolerance * plan.peak:
             silent_until = step
             continue
-        facts: dict[str, Fact] = {"applied": rate.lr, "expected": float(expected[1]), "scheduler": plan.name}
+        facts: dict[str, Fact] = {"applied": rate.lr, "scheduled": float(expected[1]), "peak": plan.peak}
         hits.append(_hit(one.pair, rate, rate.lr, {**facts, "checkpoint": one.pair.last.path}, after=silent_until))
     return hits if judged else Missing(*(lacking or [ar.PAIR]))
 

@@ -121,7 +121,8 @@ def group_rate_stands_while_others_move(evidence: Evidence, *, moving: float, ki
     torch's schedulers mark every group that they know with an initial_lr. kind: "unknown" for a group without it
     beside groups that have it: it was added after the scheduler was made, which passes it over; "unmarked" where none
     has it, so that the script sets the rates itself. A group that has it stands by design. moving: part of the larger
-    rate. A group that was not there in the first checkpoint was added during the training: it is left alone.
+    rate. A group that was not there in the first checkpoint, or has seen fewer steps than the others, was added during
+    the training: it is left alone.
     """
     alone = _single_optimizers(evidence)
     following = [(a, b) for a, b in _following(evidence, named=False) if {a.saved.path, b.saved.path} <= alone]
@@ -136,7 +137,9 @@ def group_rate_stands_while_others_move(evidence: Evidence, *, moving: float, ki
         standing = [(a, b) for a, b in couples if b.names and b.lr and a.lr == b.lr and a.names]
         marked = {"initial_lr" in b.values for _, b in others}
         wanted = {"unknown": {True}, "unmarked": {False}}[kind]
-        left = [b for _, b in standing if "initial_lr" not in b.values] if marked == wanted else []
+        alike = {b.step_max for _, b in others}  # fewer steps than these: unfrozen during the training
+        left = [b for _, b in standing if "initial_lr" not in b.values and b.step_max and {b.step_max} == alike]
+        left = left if marked == wanted else []
         if left:
             facts: dict[str, Fact] = {"group": left[0].number, "parameters": len(left[0].names), "rate": left[0].lr}
             facts |= {"others_before": others[0][0].lr, "others_now": others[0][1].lr}
