@@ -17,7 +17,7 @@ _LAYERS = 3  # fewer tell no order
 
 
 class _Held(NamedTuple):
-    """The groups of one checkpoint; of: the group of every parameter by its name."""
+    """The groups of one checkpoint; of: the group of every parameter by its name, those that kept an id left out."""
 
     saved: cs.Saved
     groups: tuple[cs.Group, ...]
@@ -36,7 +36,11 @@ def _holding(evidence: Evidence, *, named: bool) -> Iterator[_Held]:
     for one in cs.checkpoints(evidence) or []:
         groups = found.get(one.path)
         if groups and one.complete is not False and (one.naming in cs.SURE or not named):
-            yield _Held(one, tuple(groups), {name: group for group in groups for name in group.names})
+            yield _Held(one, tuple(groups), _by_name(groups))
+
+
+def _by_name(groups: Sequence[cs.Group]) -> dict[str, cs.Group]:
+    return {name: group for group in groups for name in group.names if not name.isdecimal()}
 
 
 def _following(evidence: Evidence, *, named: bool = True) -> list[tuple[_Held, _Held]]:
