@@ -2,7 +2,12 @@
 
 import pytest
 
-from gradforensics.diagnosis.checks.learning_rate import Recipe, differing_settings, recipe_bound
+from gradforensics.diagnosis.checks.learning_rate import (
+    Recipe,
+    differing_settings,
+    recipe_bound,
+    weights_hardly_travel,
+)
 from gradforensics.diagnosis.examples import evidence_of
 from gradforensics.diagnosis.vocabulary import Missing
 
@@ -40,3 +45,43 @@ def test_bounds_depend_on_optimizer_adapter_and_start():
     fresh = evidence_of({**large, "series": {"loss": "10.4*20"}})
     assert recipe_bound(trained, RECIPE) == pytest.approx(1e-4)
     assert recipe_bound(fresh, RECIPE) == pytest.approx(6e-3 * (768 / 4096) ** 0.5)
+
+
+def travelled(*travels, lr="3e-5*300", loss="4.17*300 + noise(sd=0.01)", size=10.0, dtype="float32"):
+    """Checkpoints every 100 steps from 0 on between which a matrix of norm `size` moved by `travels` of itself."""
+    steps = range(0, 100 * len(travels) + 1, 100)
+    counts = dict.fromkeys(("nan", "posinf", "neginf", "zero", "one"), 0)
+    row = {"role": "param", "shape": [8, 8], "count": 64, "dtype": dtype, **counts}
+    norms = {"w": size, "bias": 1e-6, "frozen": 1e3}
+    evidence = evidence_of({
+        "series": {"lr": lr, "loss": loss},
+        "checkpoints": [{"path": f"s{s}", "step": s} for s in steps],
+        "tensors": [
+            row | {"checkpoint": f"s{s}", "step": s, "name": name, "l2": norm, "fingerprint": f"{name}{s}"}
+            for s in steps for name, norm in norms.items()
+        ],
+        "travels": [
+            {"first_step": s, "step": s + 100, "checkpoint": f"s{s + 100}", "name": name, "count": 64, "nonfinite": 0,
+             "changed": float(moved > 0), "rel_travel": moved}
+            for s, part in zip(steps, travels, strict=False)
+            for name, moved in (("w", part), ("bias", 5.0), ("frozen", 0.0))
+        ],
+    })  # fmt: skip
+    return weights_hardly_travel(evidence, least=1e-3, share=0.1, steps=50, late=0.1, change=0.01, errors=2.0)
+
+
+def test_travel_is_of_all_weights_that_moved_and_adds_up_over_checkpoints():
+    (hit,) = travelled(2e-4, 3e-4, 4e-4)
+    assert hit.facts["travel"] == pytest.approx(9e-4, rel=1e-3)  # a fresh bias that moved five times its size is tiny
+    assert (hit.after, hit.step) == (0, 300)
+    assert travelled(2e-4, 3e-4, 6e-4) == []
+
+
+def test_little_travel_is_no_hit_where_the_loss_moves_or_the_rate_has_decayed():
+    assert travelled(1e-4, loss="decay(4.2, 3.0, 300) + noise(sd=0.01)") == []
+    assert isinstance(travelled(1e-2, 1e-4, 1e-4, lr="3e-5*40 1e-7*260"), Missing)
+    assert travelled(1e-2, 1e-4, 1e-4, lr="3e-5*100 1e-7*200") == []  # what counts lies before the decay
+
+
+def test_weights_in_bfloat16_are_held_by_rounding():
+    assert isinstance(travelled(1e-4, dtype="bfloat16"), Missing)

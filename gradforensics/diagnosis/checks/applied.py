@@ -105,6 +105,9 @@ def saved_rate_stands_while_logged_moves(evidence: Evidence, *, tolerance: float
     peak = max(float(log.values.max()) for log in logs)
     for pair in found:
         saved = _single(evidence, pair)
+        if _all_moved(evidence, pair):
+            judged = True
+            continue
         if isinstance(saved, str):
             lacking.append(saved)
             continue
@@ -173,6 +176,13 @@ def _single(evidence: Evidence, pair: cs.Pair) -> float | str:
     if not ar.covered(evidence, pair):
         return "the optimizer of every weight that moved"
     return rate
+
+
+def _all_moved(evidence: Evidence, pair: cs.Pair) -> bool:
+    """Whether no group holds the same rate in both checkpoints."""
+    first, last = _groups_of(evidence, pair)
+    earlier = {(group.rank, group.number): group.lr for group in first}
+    return bool(last) and all(earlier.get((group.rank, group.number), group.lr) != group.lr for group in last)
 
 
 @check(needs=["travels", "groups"], facts=["applied", "scheduled", "peak", "checkpoint"])
