@@ -235,6 +235,13 @@ def covered(evidence: Evidence, pair: cs.Pair) -> bool:
     for group in cs.groups(evidence) or []:
         if group.checkpoint == pair.last.path:
             held[group.rank] = held.get(group.rank, 0) + len(group.names)
-    prints = {w.name: w.fingerprint for w in cs.weights(evidence) or [] if w.checkpoint == pair.last.path}
+    prints = evidence.once("applied_rates.fingerprints", lambda: _fingerprints(evidence)).get(pair.last.path, {})
     moved = {prints.get(name, name) for row in pair.rows.values() if row["changed"] and (name := cs.plain(row["name"]))}
     return len(moved) <= max(held.values(), default=0)
+
+
+def _fingerprints(evidence: Evidence) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for weight in cs.weights(evidence) or []:
+        found.setdefault(weight.checkpoint, {})[weight.name] = weight.fingerprint
+    return found

@@ -76,6 +76,12 @@ def test_uncertain_names_and_broken_checkpoints_are_not_judged():
     assert lost(run(group(100, ["a", "b", "7"]), group(200, ["a", "b"]), names=["a", "b", "7"])) == []  # 7 is an id
 
 
+def test_states_that_other_ranks_hold_may_be_incomplete():
+    before = group(100, "ab", rank=0), group(100, "cd", rank=1)
+    assert isinstance(lost(run(*before, group(200, "ab", rank=0))), Missing)
+    assert lost(run(*before, group(200, "abc", rank=0), group(200, "d", rank=1))) == []
+
+
 def test_a_parameter_that_changes_its_decay_alone_is_a_hit_and_a_whole_group_is_none():
     def check(*found):
         return groups.parameters_changed_decay(run(*found))

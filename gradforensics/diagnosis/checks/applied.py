@@ -75,7 +75,8 @@ def applied_rate_stands_while_logged_moves(evidence: Evidence, *, tolerance: flo
         if rate is None or one.pair.steps != 1 or not windows:
             continue
         peak = max(float(log.values.max()) for log in logs)
-        if any(w.holds(lr, tolerance, peak) for w in windows for lr in (*_rates(evidence, one.pair), rate.lr)):
+        known = [*_rates(evidence, one.pair), rate.lr]
+        if any(w.holds(lr, tolerance, peak) for w in windows for lr in known):
             judged, silent_until = True, one.pair.last.step
         elif isinstance(saved, str):
             lacking.append(saved)

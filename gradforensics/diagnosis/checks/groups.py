@@ -76,9 +76,10 @@ def groups_lost_parameters(evidence: Evidence, *, most: float) -> Answer:
     """Parameters stand in a group of one checkpoint and in none of the next, though the model still has them.
 
     most: part of all parameters; where more are gone, another stage of training was meant. Groups that grow are left
-    alone. Only where the optimizer went on counting: one that was made anew for another stage is no drift.
+    alone. Only where the optimizer went on counting: one that was made anew for another stage is no drift. Where other
+    ranks hold the states than before, some may be missing.
     """
-    following = _following(evidence)
+    following = [(a, b) for a, b in _following(evidence) if _ranks(a) == _ranks(b)]
     if not following:
         return Missing(_NAMES if cs.groups(evidence) else "groups")
     present = {(w.checkpoint, w.name) for w in cs.weights(evidence) or []}
@@ -89,6 +90,10 @@ def groups_lost_parameters(evidence: Evidence, *, most: float) -> Answer:
             facts: dict[str, Fact] = {"lost": len(lost), "held": len(before.of), "example": lost[0]}
             hits.append(_hit(before, now, lost[0], facts))
     return hits
+
+
+def _ranks(held: _Held) -> set[int | None]:
+    return {group.rank for group in held.groups}
 
 
 @check(needs=["checkpoints:rows>=2", "groups"], facts=["moved", "example", "was", "now", "before", "checkpoint"])
