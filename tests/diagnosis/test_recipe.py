@@ -2,6 +2,7 @@
 
 import pytest
 
+from gradforensics.diagnosis.examples import evidence_of
 from gradforensics.diagnosis.judge import judge
 from gradforensics.diagnosis.rules import load_rules
 from gradforensics.evidence.gather import gather
@@ -102,3 +103,22 @@ def test_an_optimizer_of_another_kind_at_the_same_rate(tmp_path, second, rate, v
     found = judge(RECIPE, evidence)
     assert found.variant == variant
     assert found.onset == (31 if variant else None)
+
+
+@pytest.mark.parametrize(
+    ("files", "variant"),
+    [
+        ((("checkpoint-000100.pt", 100, "adamw"), ("checkpoint-000200.pt", 200, "sgd")), "switched"),
+        ((("checkpoint-000100.pt", 100, "adamw"), ("checkpoint-000200.pt", 200, "adam")), None),
+        ((("opt_adamw.pt", 100, "adamw"), ("opt_sgd.pt", 200, "sgd")), None),  # of two trainings
+        ((("a_1.pt", 100, "adamw"), ("a_2.pt", 100, "sgd")), None),
+    ],
+)
+def test_checkpoints_of_one_training_tell_that_the_optimizer_changed(files, variant):
+    evidence = evidence_of({
+        "checkpoints": [{"path": path, "step": step} for path, step, _ in files],
+        "groups": [{"checkpoint": path, "group": 0, "optimizer": kind, "lr": 3e-4} for path, _, kind in files],
+    })  # fmt: skip
+    found = judge(RECIPE, evidence)
+    assert found.variant == variant
+    assert found.onset == (200 if variant else None)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from gradforensics import checkpoint_signals
 from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check
 from gradforensics.diagnosis.vocabulary import Fact as Told
 from gradforensics.patterns import lazy
@@ -213,14 +214,22 @@ def _launches(evidence: Evidence) -> Iterator[_Launch]:
 
 
 def _saved(evidence: Evidence) -> Iterator[_Launch]:
-    """The kind of optimizer and the rate of its first group in every checkpoint whose name tells its step."""
-    table = evidence.table("groups")
-    if table is None:
-        return
-    for row in table.unique("checkpoint", keep="first", maintain_order=True).iter_rows(named=True):
-        found = _CHECKPOINT.search(str(row["checkpoint"]).rstrip("/"))
-        if found is not None and row["optimizer"]:
-            yield _Launch(0, int(found[1]), row["optimizer"], row["lr"] or 0.0, row["checkpoint"], None)
+    """The kind of optimizer and the rate of its first group in every checkpoint whose step is known.
+
+    Nothing where checkpoints of one step have optimizers of several kinds, or their names differ in more than numbers:
+    then they may be of several trainings.
+    """
+    steps = {one.path: one.step for one in checkpoint_signals.checkpoints(evidence) or []}
+    found: dict[str, _Launch] = {}
+    for group in checkpoint_signals.groups(evidence) or []:
+        named = _CHECKPOINT.search(group.checkpoint.rstrip("/"))
+        step = steps.get(group.checkpoint) or (int(named[1]) if named else None)
+        if step is not None and group.optimizer and group.checkpoint not in found:
+            found[group.checkpoint] = _Launch(0, step, group.optimizer, group.lr or 0.0, group.checkpoint, None)
+    kinds = {(one.step, _kind(one.optimizer)) for one in found.values()}
+    stems = {re.sub(r"\d+", "", path) for path in found}
+    if len(kinds) == len({step for step, _ in kinds}) and len(stems) == 1:
+        yield from found.values()
 
 
 def _place(setting: Setting) -> tuple[int, int] | None:
