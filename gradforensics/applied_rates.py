@@ -35,7 +35,7 @@ class Rate(NamedTuple):
     """What one group's tensors tell together, pooled by inverse variance.
 
     first, last: the group in the two checkpoints. lr_error, wd_error: what lr and wd may be off; both of wd are None
-    where no tensor tells it. tensors: how many told; names: theirs; wd_names: of those that told the decay.
+    where no tensor tells it. names: of the tensors that told the rate.
     """
 
     first: cs.Group
@@ -45,12 +45,6 @@ class Rate(NamedTuple):
     wd: float | None
     wd_error: float | None
     names: tuple[str, ...]
-    wd_names: tuple[str, ...]
-
-    @property
-    def tensors(self) -> int:
-        """How many tensors told the rate."""
-        return len(self.names)
 
     @property
     def saved(self) -> tuple[float, float] | None:
@@ -135,7 +129,7 @@ def _rate(pair: cs.Pair, first: cs.Group, last: cs.Group, units: Mapping[tuple[s
         return "Adam or AdamW (for other optimizers no formula is known here that tells the rate)"
     if first.betas != last.betas or first.eps != last.eps:
         return "the same betas and eps in both checkpoints"
-    if any(values.get(key) in (False, 0) for values in (last.values,) for key in ("correct_bias", "bias_correction")):
+    if any(last.values.get(key) in (False, 0) for key in ("correct_bias", "bias_correction")):
         return "Adam with its bias corrected"
     if last.values.get("maximize") is True:
         return "an optimizer that minimizes"
@@ -179,7 +173,7 @@ def _pooled(
     known = bool(decays) and alike
     return Rate(
         first, last, lr, lr_error, wd if known else None, wd_error if known else None,
-        tuple(row["name"] for row in rows), tuple(row["name"] for row in decays) if known else (),
+        tuple(row["name"] for row in rows),
     )  # fmt: skip
 
 
