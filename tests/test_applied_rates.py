@@ -141,6 +141,7 @@ def test_a_logged_rate_is_looked_up_around_the_step():
                          [step / 100 for step in steps])  # fmt: skip
     evidence = Evidence("run", frames={SeriesKey("run", "train", "lr", "lr", "log"): SeriesFrame(frame)})
     lr = evidence.series("lr")
+    assert lr is not None
     assert applied_rates.logged(lr, 45) == pytest.approx((0.4, 0.5))
     assert applied_rates.logged(lr, 50) == pytest.approx((0.4, 0.6))  # some logs hold the rate of the next step
     assert applied_rates.logged(lr, 100) == pytest.approx((0.9, 1.0))
