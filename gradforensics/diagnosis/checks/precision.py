@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple, TypeAlias
 
+from gradforensics import checkpoint_signals as signals
 from gradforensics.diagnosis.checks.loss import lasting_bad
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
 from gradforensics.patterns import lazy
@@ -93,14 +94,16 @@ def _keeps_masters(evidence: Evidence) -> bool:
 def _weights(evidence: Evidence) -> tuple[Width, str] | None:
     """(width, what says so) of the weights that the optimizer updates; None where the settings do not tell.
 
-    Weights of adapters are not those of the configuration: peft keeps them in fp32.
+    Weights of adapters are not those of the configuration: peft keeps them in fp32. Checkpoints that hold all weights
+    in float32 say more than settings.
     """
+    kept = signals.weights(evidence)
+    if kept and all(weight.measured in ("float32", "float64") for weight in kept):
+        return "fp32", "checkpoints"
     found = precision(evidence)
     if found is not None and found.form == "pure" and not _keeps_masters(evidence):
         return found.width, found.said
-    stored = str(evidence.setting("torch_dtype") or "").lower() or (
-        str(evidence.setting("precision") or "").lower() if evidence.setting("architectures") is not None else ""
-    )
+    stored = str(evidence.setting("torch_dtype") or "").lower() or _dtype_of_model(evidence)
     width = _named(stored)
     if width in ("bf16", "fp16"):
         if evidence.setting("peft_type") or _keeps_masters(evidence):
@@ -109,6 +112,15 @@ def _weights(evidence: Evidence) -> tuple[Width, str] | None:
     if found is not None and found.form == "mixed":
         return "fp32", found.said
     return (width, stored) if width is not None else None
+
+
+def _dtype_of_model(evidence: Evidence) -> str:
+    """What a Hugging Face configuration says as `dtype`; its `precision` may be the one of the computation."""
+    if evidence.setting("architectures") is None:
+        return ""
+    said = [s for s in evidence.settings or [] if s.key == "precision"]
+    named = [s for s in said if s.name.rpartition(".")[2] == "dtype"] or [s for s in said if s.name == s.key]
+    return str(named[0].value).lower() if named else ""
 
 
 def _plain_adam(evidence: Evidence) -> bool | None:
