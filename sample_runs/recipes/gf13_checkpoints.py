@@ -114,7 +114,7 @@ SAMPLES = (
         "gf13-rounded-away",
         "gf13_checkpoints",
         lambda run: fine_tune(run, pure=True),
-        "HF Trainer on a model loaded in bfloat16, at a learning rate of 1e-5: most weights keep every bit in 40 updates",
+        "HF Trainer on a model loaded in bfloat16, at a rate of 1e-5: most weights keep every bit in 40 updates",
         case="GF13",
         variant="rounded-away",
         checkpoints=True,
