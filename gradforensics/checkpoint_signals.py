@@ -260,6 +260,18 @@ def _states(evidence: Evidence, role: str) -> dict[tuple[str, str, int | None], 
     return {(row["checkpoint"], row["name"], row["rank"]): row for row in rows}
 
 
+def states_by_checkpoint(evidence: Evidence, role: str) -> dict[str, list[Mapping[str, Any]]]:
+    """The rows of `states` of every checkpoint that has some."""
+    return evidence.once(("checkpoint_signals.states_by_checkpoint", role), lambda: _by_checkpoint(evidence, role))
+
+
+def _by_checkpoint(evidence: Evidence, role: str) -> dict[str, list[Mapping[str, Any]]]:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for (path, *_), row in states(evidence, role).items():
+        found.setdefault(path, []).append(row)
+    return found
+
+
 def moments(evidence: Evidence) -> dict[str, list[Mapping[str, Any]]] | None:
     """The rows of the table of moments by checkpoint; names end in "@RANK" where several ranks hold parts."""
     table = evidence.table("moments")
@@ -274,6 +286,14 @@ def moments(evidence: Evidence) -> dict[str, list[Mapping[str, Any]]] | None:
 def groups(evidence: Evidence) -> list[Group] | None:
     """Every parameter group of every checkpoint."""
     return evidence.once("checkpoint_signals.groups", lambda: _groups(evidence))
+
+
+def groups_by_checkpoint(evidence: Evidence) -> dict[str, list[Group]]:
+    """The parameter groups of every checkpoint that has some."""
+    found: dict[str, list[Group]] = {}
+    for group in groups(evidence) or []:
+        found.setdefault(group.checkpoint, []).append(group)
+    return found
 
 
 def _groups(evidence: Evidence) -> list[Group] | None:

@@ -33,7 +33,7 @@ class Rotary(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         exact = self.inv_freq
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if self.kept:
             self.inv_freq = exact
         return self

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradforensics import checkpoint_signals as signals
-from gradforensics.checkpoint_signals import Group, Saved
+from gradforensics.checkpoint_signals import Group
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.tables import Evidence
 
@@ -42,11 +42,12 @@ def eps_dominates(
     table, saved = signals.moments(evidence), signals.checkpoints(evidence)
     if table is None or saved is None:
         return Missing("moments")
+    states, groups = signals.states_by_checkpoint(evidence, "exp_avg_sq"), signals.groups_by_checkpoint(evidence)
     hits: list[Hit] = []
     reasons: list[str] = []
     judged = False
     for one in saved:
-        found = _matrices(evidence, one, table.get(one.path, []), steps)
+        found = _matrices(groups.get(one.path, []), states.get(one.path, []), table.get(one.path, []), steps)
         if isinstance(found, str):
             reasons.append(found)
             continue
@@ -67,20 +68,18 @@ def eps_dominates(
 
 
 def _matrices(
-    evidence: Evidence, saved: Saved, rows: list[Mapping[str, Any]], steps: int
+    groups: list[Group], moments: list[Mapping[str, Any]], rows: list[Mapping[str, Any]], steps: int
 ) -> tuple[float, list[_Matrix]] | str:
-    """eps and the matrices of one checkpoint that had gradients; or why they cannot be judged, in plain words."""
-    groups = [group for group in signals.groups(evidence) or [] if group.checkpoint == saved.path]
+    """eps and the matrices of one checkpoint that had gradients; or why they cannot be judged, in plain words.
+
+    moments: the second ones, as rows of `tensors`; rows: of the table of moments.
+    """
     if not groups or not all(signals.adam_like(group) for group in groups):
         return "an optimizer whose formula is known: Adam or AdamW"
     eps = {group.eps for group in groups}
     if len(eps) > 1 or None in eps or not _seen(groups, steps):
         return f"one eps for all parameters, and states of at least {steps} updates"
-    states = {
-        (name if rank is None else f"{name}@{rank}"): row
-        for (path, name, rank), row in signals.states(evidence, "exp_avg_sq").items()
-        if path == saved.path
-    }
+    states = {row["name"] if row["rank"] is None else f"{row['name']}@{row['rank']}": row for row in moments}
     found = [matrix for row in rows if (matrix := _matrix(row, states)) is not None]
     constant = groups[0].eps
     return (constant, found) if found and constant is not None else "matrices with moments in float32"

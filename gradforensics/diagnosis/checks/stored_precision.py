@@ -20,8 +20,9 @@ from gradforensics.tables import Evidence
 _HALF_SPACING = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
 """Half of the distance to the next number below a power of two, as a share of it: a smaller change is always lost."""
 
-# What gives back to the weights what rounding took: Kahan summation, stochastic rounding, a split float32
-_COMPENSATED = lazy(r"kahan|compensat|stochastic|(?:^|[._])shift$|master|fp32|split_?(?:bf16|param)", re.IGNORECASE)
+# What gives back to the weights what rounding took, by its name among the states and among the settings
+_KEPT = lazy(r"kahan|compensat|^shift$|master|fp32|residual|low_?bits", re.IGNORECASE)
+_SAID = lazy(r"kahan|compensat|stochastic_?round|master_(?:weight|param)|fp32_(?:param|master)", re.IGNORECASE)
 
 
 class Coarse(NamedTuple):
@@ -58,21 +59,23 @@ def _all_coarse(evidence: Evidence) -> dict[str, _Judged] | Missing:
 
 def _judge(evidence: Evidence, saved: Saved, weights: list[Weight]) -> _Judged:
     """Whether what the optimizer updates is kept in 16 bits for certain."""
-    states = [row for (path, *_), row in signals.states(evidence, "exp_avg_sq").items() if path == saved.path]
+    states = signals.states_by_checkpoint(evidence, "exp_avg_sq").get(saved.path, [])
     trained = _trained(weights, states)
     # a master is measured in place of its weight, or lies beside weights that it was not matched with
-    masters = any(path == saved.path for path, *_ in signals.states(evidence, "master"))
-    if masters or not any(w.measured in _HALF_SPACING for w in weights if trained is None or w in trained):
+    masters = signals.states_by_checkpoint(evidence, "master")
+    if saved.path in masters or not any(w.measured in _HALF_SPACING for w in (weights if trained is None else trained)):
         return None
     if not states:
         return Missing("the state of the optimizer beside weights in 16 bits")
     if trained is None:
         return Missing("which of the weights the optimizer updates")
-    groups = [group for group in signals.groups(evidence) or [] if group.checkpoint == saved.path]
+    groups = signals.groups_by_checkpoint(evidence).get(saved.path, [])
     if _compensated(evidence, saved.path):
         return None
     if not groups or not all(signals.adam_like(group) for group in groups):
         return Missing("an optimizer whose rounding is known: Adam or AdamW")
+    if len(rates := {group.lr for group in groups}) > 1 and 0.0 in rates:
+        return Missing("which weights a group with a learning rate of 0 keeps as they are")
     if not all(row["dtype"] in _HALF_SPACING for row in states) and not _declared_pure(evidence):
         return Missing("whether the 16-bit weights are those of the training: moments in float32 suggest a copy")
     return _measured(evidence, saved, [w for w in trained if w.measured in _HALF_SPACING], groups)
@@ -98,15 +101,14 @@ def _compensated(evidence: Evidence, checkpoint: str) -> bool:
     tensors, groups = evidence.table("tensors"), evidence.table("groups")
     if tensors is not None:
         others = tensors.filter((tensors["checkpoint"] == checkpoint) & (tensors["role"] == "state"))
-        if any(
-            _COMPENSATED.search(str(key or name).rpartition(".")[2]) for key, name in others[["key", "name"]].rows()
-        ):
+        if any(_KEPT.search(str(key or name).rpartition(".")[2]) for key, name in others[["key", "name"]].rows()):
             return True
     rows = [] if groups is None else groups.filter(groups["checkpoint"] == checkpoint)["values"].to_list()
-    values = [item for text in rows for item in json.loads(text or "{}").items()]
-    said = [(s.key, s.value) for s in evidence.settings or []]
-    return any(_COMPENSATED.search(str(key)) and value not in (False, None, 0, "") for key, value in values + said) or (
-        any(key == "optim" and _COMPENSATED.search(str(value)) for key, value in said)
+    said = [item for text in rows for item in json.loads(text or "{}").items()]
+    said += [(setting.key, setting.value) for setting in evidence.settings or []]
+    return any(
+        _SAID.search(str(key)) and value not in (False, None, 0, "") or (key == "optim" and _SAID.search(str(value)))
+        for key, value in said
     )
 
 
@@ -137,7 +139,8 @@ class _Rates(NamedTuple):
 
 def _rates(evidence: Evidence, first: int, last: int, checkpoints: tuple[str, ...]) -> _Rates | None:
     """The largest and the mean learning rate of the steps first < step <= last, logged or kept in the groups."""
-    kept = [g.lr for g in signals.groups(evidence) or [] if g.checkpoint in checkpoints and g.lr is not None]
+    groups = signals.groups_by_checkpoint(evidence)
+    kept = [group.lr for path in checkpoints for group in groups.get(path, []) if group.lr is not None]
     series = evidence.series("lr")
     logged = np.zeros(0)
     if series is not None and series.step_unit == "step" and len(series.good):
@@ -226,7 +229,7 @@ def _stagnation(
         return "matrices in two checkpoints"
     if updates < 1 or rates is None or rates.mean <= 0.0:
         return "two checkpoints with updates at a known learning rate between them"
-    if not _received(evidence, pair.last.path):
+    if not _received(evidence, after):
         return "states that had a gradient: the first moments of many elements are 0"
     same = sum((1.0 - row["changed"]) * weight.count for weight, row in rows) / total
     if same <= unchanged:
@@ -257,21 +260,23 @@ def _row(pair: Pair, weight: Weight) -> Mapping[str, Any] | None:
     return row if row is not None and not row["nonfinite"] else None
 
 
-def _received(evidence: Evidence, checkpoint: str, *, flat: bool = False) -> bool:
-    """Whether nearly every element of the states had a gradient; flat: of those of vectors.
+def _received(evidence: Evidence, coarse: Coarse, *, flat: bool = False) -> bool:
+    """Whether nearly every element of the states of matrices had a gradient; flat: of those of vectors.
 
-    By the first moments: in float16 the second ones are 0 for small gradients too.
+    By the first moments: in float16 the second ones are 0 for small gradients too. Embeddings, which have unseen rows,
+    are told by their shape: a state need not have a name.
     """
+    embeddings = {weight.shape for weight in coarse.weights if weight.kind == "embedding"}
     rows = [
         row
-        for (path, *_), row in signals.states(evidence, "exp_avg").items()
-        if path == checkpoint and (len(row["shape"]) < 2) == flat
+        for row in signals.states_by_checkpoint(evidence, "exp_avg").get(coarse.saved.path, [])
+        if (len(row["shape"]) < 2) == flat and tuple(row["shape"]) not in embeddings
     ]
     count, zero = sum(row["count"] for row in rows), sum(row["zero"] for row in rows)
     return bool(count) and zero < _UNTOUCHED * count
 
 
-_UNTOUCHED = 0.2  # unseen rows of embeddings are among the matrices
+_UNTOUCHED = 0.2  # dead units and experts that were not chosen
 
 
 @check(needs=["tensors"], facts=["checkpoint", "ones", "gains", "share", "updates", "dtype", "lr", "typical"])
@@ -298,7 +303,7 @@ def gains_exactly_one(
         rates = _rates(evidence, 0, one.saved.step or one.updates, (one.saved.path,))
         if count < fewest or ones < share * count or one.updates < updates or rates is None or rates.mean <= 0.0:
             continue
-        if not _received(evidence, one.saved.path, flat=True):
+        if not _received(evidence, one, flat=True):
             continue
         distance = 4.0 * _HALF_SPACING[gains[0].measured]  # above 1.0, where it is twice that below
         expected = _if_stochastic(count, distance, rates.mean * one.update, one.updates)
@@ -323,20 +328,20 @@ def second_moments_vanish_in_fp16(evidence: Evidence, *, share: float) -> Answer
 
     Or they are so much too small that the first moment exceeds what any gradients could make it (detector D09).
     """
-    moments, rows = signals.moments(evidence), signals.states(evidence, "exp_avg_sq")
+    moments, rows = signals.moments(evidence), signals.states_by_checkpoint(evidence, "exp_avg_sq")
     if moments is None or not rows:
         return Missing("moments")
+    found = signals.groups_by_checkpoint(evidence)
     hits, judged = [], False
     for saved in signals.checkpoints(evidence) or []:
-        dtypes = {row["dtype"] for (path, *_), row in rows.items() if path == saved.path}
-        part = moments.get(saved.path, [])
+        dtypes = {row["dtype"] for row in rows.get(saved.path, [])}
+        part, groups = moments.get(saved.path, []), found.get(saved.path, [])
         if not dtypes or not part:
             continue
         if "float16" not in dtypes:
             judged = True
             continue
-        groups = [g for g in signals.groups(evidence) or [] if g.checkpoint == saved.path]
-        if dtypes != {"float16"} or not groups or not all(signals.adam_like(g) for g in groups):
+        if dtypes != {"float16"} or not groups or not all(signals.adam_like(group) for group in groups):
             continue
         judged = True
         count = sum(row["count"] - row["nonfinite"] for row in part)
@@ -362,17 +367,17 @@ def stored_eps_rounds_to_zero(evidence: Evidence, *, smallest: float) -> Answer:
 
     torch's fused implementation computes in float32 and rounds the result only: there eps counts.
     """
-    rows, found = signals.states(evidence, "exp_avg_sq"), evidence.table("groups")
-    if not rows or found is None:
+    rows, table = signals.states_by_checkpoint(evidence, "exp_avg_sq"), evidence.table("groups")
+    if not rows or table is None:
         return Missing("groups")
-    coarse = {path for (path, *_), row in rows.items() if row["dtype"] == "float16"}
-    fused = {row["checkpoint"] for row in found.iter_rows(named=True) if '"fused": true' in (row["values"] or "")}
+    fused = {row["checkpoint"] for row in table.iter_rows(named=True) if '"fused": true' in (row["values"] or "")}
+    found = signals.groups_by_checkpoint(evidence)
     hits = []
     for saved in signals.checkpoints(evidence) or []:
-        if saved.path not in coarse - fused:
+        if saved.path in fused or all(row["dtype"] != "float16" for row in rows.get(saved.path, [])):
             continue
-        groups = [g for g in signals.groups(evidence) or [] if g.checkpoint == saved.path and signals.adam_like(g)]
-        low = [g for g in groups if g.eps is not None and g.eps < smallest]
+        groups = [group for group in found.get(saved.path, []) if signals.adam_like(group)]
+        low = [group for group in groups if group.eps is not None and group.eps < smallest]
         if low:
             facts: dict[str, Fact] = {
                 "precision": f"float16 in {saved.path}", "eps": low[0].eps, "optimizer": low[0].optimizer,
