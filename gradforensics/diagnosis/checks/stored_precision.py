@@ -107,7 +107,7 @@ def _compensated(evidence: Evidence, checkpoint: str) -> bool:
     said = [item for text in rows for item in json.loads(text or "{}").items()]
     said += [(setting.key, setting.value) for setting in evidence.settings or []]
     return any(
-        _SAID.search(str(key)) and value not in (False, None, 0, "") or (key == "optim" and _SAID.search(str(value)))
+        (_SAID.search(str(key)) and value not in (False, None, 0, "")) or (key == "optim" and _SAID.search(str(value)))
         for key, value in said
     )
 
