@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -112,13 +112,16 @@ def fit(
     trainer_class: type[Trainer] = Trainer,
     stop_at: int = 0,
     resume_from: str = "",
+    keep: bool = False,
+    callbacks: Sequence[TrainerCallback] = (),
     **arguments: object,
 ) -> None:
     """Train and leave what the usual script leaves: a checkpoint's trainer_state.json, metrics, training_args.json.
 
     `console` also keeps the stdout, where PrinterCallback prints one dict per log call. Paths stay relative: the
     Trainer runs inside the parent of `run`. stop_at: end after this step, its checkpoint kept with all states, as a
-    launch that was interrupted; resume_from: name of the checkpoint to go on from.
+    launch that was interrupted; resume_from: name of the checkpoint to go on from. keep: the checkpoints stay
+    whole, weights and states.
     """
     common: Mapping[str, object] = {
         "output_dir": run.name,
@@ -151,11 +154,13 @@ def fit(
             trainer.remove_callback(PrinterCallback)
         if stop_at:
             trainer.add_callback(_Stop(stop_at))
+        for callback in callbacks:
+            trainer.add_callback(callback)
         result = trainer.train(resume_from_checkpoint=f"{run.name}/{resume_from}" if resume_from else None)
         trainer.save_metrics("train", result.metrics)
         arguments_json: str = parameters.to_json_string()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         (Path(run.name) / "training_args.json").write_text(arguments_json, encoding="utf-8")
-    if stop_at:
+    if stop_at or keep:
         return
     for pattern in BINARIES:
         for path in run.rglob(pattern):
