@@ -16,12 +16,16 @@ UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, 
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
-    """What the update of a state depends on, as far as known; step: updates that this state has seen."""
+    """What the update of a state depends on, as far as known; step: updates that this state has seen.
+
+    varied: the betas were others at other steps, as OneCycleLR and CyclicLR set them: these are the last ones.
+    """
 
     beta1: float | None = None
     beta2: float | None = None
     eps: float | None = None
     step: int | None = None
+    varied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +47,19 @@ class Adam:
 
 
 def adam(hyper: Hyper, m_dtype: str, v_dtype: str) -> Adam | None:
-    """The constants for moments stored as these types; None where the betas are not known or no betas."""
+    """The constants for moments stored as these types; None where the betas are not known or no betas.
+
+    Betas that varied give neither a bound nor a scale: both depend on what they were at every step.
+    """
     beta1, beta2 = hyper.beta1, hyper.beta2
     if beta1 is None or beta2 is None or not (0.0 <= beta1 < 1.0 and 0.0 < beta2 < 1.0):
         return None
     unit = max(UNIT_ROUNDOFF[m_dtype], UNIT_ROUNDOFF[v_dtype])
     constant, limit = bound(beta1, beta2), rounded_bound(beta1, beta2, unit)
-    if constant is None or limit is None:
+    if constant is None or limit is None or hyper.varied:
         constant, limit = None, math.inf
     known = Adam(beta1, beta2, constant, limit, underflow(beta2, v_dtype))
-    if hyper.eps is None or hyper.step is None or hyper.step < 1 or not 0.0 <= hyper.eps < math.inf:
+    if hyper.eps is None or hyper.step is None or hyper.step < 1 or hyper.varied or not 0.0 <= hyper.eps < math.inf:
         return known
     step = min(hyper.step, 1 << 53)
     root = math.sqrt(1.0 - beta2**step)

@@ -113,10 +113,15 @@ def _has_deepspeed_below(found: dict[tuple[str, Kind], Candidate], folder: str) 
 
 
 def _merge(found: dict[tuple[str, Kind], Candidate]) -> None:
-    """Parts that a folder's checkpoint keeps in folders of its own (FSDP, DeepSpeed) are parts of it."""
+    """Parts that a folder's checkpoint keeps in folders of its own (FSDP, DeepSpeed) are parts of it.
+
+    Folders that are called after a step, in one that is not, are checkpoints of a run: a final model or a config.json
+    beside them does not make them one.
+    """
     for key in [k for k in found if k[1] in ("dcp", "deepspeed")]:
-        parent = str(PurePosixPath(key[0]).parent)
-        for home in ((key[0], "folder"), (parent, "folder")):
+        folder = PurePosixPath(key[0])
+        is_part = step_of(folder.name) is None or step_of(folder.parent.name) is not None
+        for home in ((key[0], "folder"), (str(folder.parent), "folder")) if is_part else ((key[0], "folder"),):
             if home in found and home != key:
                 found[home].files += found.pop(key).files
                 break

@@ -373,7 +373,8 @@ def _flat_groups(flat: dict[str, dict[str, Any]]) -> list[Group]:
 def name(loaded: Sequence[Loaded]) -> None:
     """Give the optimizer states of checkpoints of one run, in order, the names of their parameters.
 
-    Two neighbouring checkpoints help where order does not tell (see naming.name_states).
+    Two neighbouring checkpoints help where order does not tell (see naming.name_states). Groups whose betas a schedule
+    moves are marked on the way.
     """
     for index, one in enumerate(loaded):
         for optimizer in one.optimizers:
@@ -384,6 +385,18 @@ def name(loaded: Sequence[Loaded]) -> None:
         if behind:
             one.checkpoint.facts["optimizer.behind"] = behind
         _group_checksums(one)
+    _mark_varied([one.checkpoint for one in loaded])
+
+
+def _mark_varied(checkpoints: Sequence[Checkpoint]) -> None:
+    """Mark the groups whose betas differ between checkpoints, or which OneCycleLR or CyclicLR say that they move."""
+    betas: dict[tuple[int | None, int], set[tuple[float, float] | None]] = {}
+    for group in (group for checkpoint in checkpoints for group in checkpoint.groups):
+        betas.setdefault((group.rank, group.group), set()).add(group.betas)
+    for checkpoint in checkpoints:
+        cycled = any(key.endswith(".cycle_momentum") and value for key, value in checkpoint.facts.items())
+        for group in checkpoint.groups:
+            group.varied = cycled or "max_momentum" in group.values or len(betas[group.rank, group.group]) > 1
 
 
 def _pair(loaded: Sequence[Loaded], index: int, rank: int | None) -> naming.Pair | None:

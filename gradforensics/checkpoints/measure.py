@@ -260,7 +260,8 @@ def _hyper(checkpoint: Checkpoint, name: str, candidates: Sequence[Group]) -> Hy
     step = checkpoint.counters.get(name)
     if step is None and len({s for g in candidates for s in (g.step_min, g.step_max)}) == 1:
         step = candidates[0].step_max
-    return Hyper(pair[0] if pair else None, pair[1] if pair else None, eps.pop() if len(eps) == 1 else None, step)
+    beta1, beta2 = pair or (None, None)
+    return Hyper(beta1, beta2, eps.pop() if len(eps) == 1 else None, step, any(g.varied for g in candidates))
 
 
 def _pairwise(found: Survey, applied: Applied | None, progress: Progress | None) -> None:

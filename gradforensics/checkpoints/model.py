@@ -63,7 +63,7 @@ class Group:
 
     optimizer: adam, adamw, sgd, adafactor, lion, rmsprop ... or "" where the state does not tell. names: of its
     parameters in order, or their ids as text where no name was found. step_min, step_max: of its step counters.
-    values: everything else that the group holds, as plain data.
+    values: everything else that the group holds, as plain data. varied: the betas are not the same throughout the run.
     """
 
     group: int
@@ -78,6 +78,7 @@ class Group:
     step_max: int | None = None
     rank: int | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
+    varied: bool = False
 
 
 @dataclass(slots=True)

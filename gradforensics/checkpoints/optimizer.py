@@ -57,6 +57,9 @@ _BY_GROUP = (
 _ADAM_STATE = frozenset({"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master_param"})
 # Group keys of optimizers that keep Adam's two moments and update otherwise: LAMB (apex, timm), Prodigy, D-Adaptation,
 # schedule-free, GaLore, SOAP.
+# Group keys of bfloat16 weights that Adam's change does not reach by plain rounding: torchdistx (AnyPrecisionAdamW),
+# optimi, torchao, OneTrainer.
+_ROUNDED = ("use_kahan_summation", "kahan_sum", "bf16_stochastic_round", "stochastic_rounding")
 _NOT_ADAM = frozenset({
     "grad_averaging", "max_grad_norm", "trust_clip", "always_adapt", "d0", "d_coef", "train_mode", "weight_lr_power",
     "rank", "update_proj_gap", "precondition_frequency",
@@ -324,6 +327,8 @@ def _adam(group: Group, keys: frozenset[str]) -> str:
     """
     values = group.values
     if not keys <= _ADAM_STATE or any(name in values for name in _NOT_ADAM):
+        return ""
+    if any(values.get(name) is True for name in _ROUNDED):
         return ""
     if "max_exp_avg_sq" in keys or values.get("amsgrad") is True:
         return "amsgrad"

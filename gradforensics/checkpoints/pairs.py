@@ -273,7 +273,8 @@ def _states(parameter: Parameter) -> list[TensorRef]:
 
 
 def _one_update(before: Hyper, after: Hyper) -> bool:
-    return before.step is not None and after.step is not None and after.step == before.step + 1
+    constant = not (before.varied or after.varied)
+    return constant and before.step is not None and after.step is not None and after.step == before.step + 1
 
 
 def _problem(what: str, refs: Sequence[TensorRef]) -> str:
@@ -446,7 +447,7 @@ def _unit(job: _Job) -> float:
 
 def _bound_ratio(job: _Job) -> float | None:
     beta1, beta2, applied = job.after.hyper.beta1, job.after.hyper.beta2, job.applied
-    constant = None if beta1 is None or beta2 is None else bound(beta1, beta2)
+    constant = None if beta1 is None or beta2 is None or job.after.hyper.varied else bound(beta1, beta2)
     if applied is None or constant is None or not job.sums.travel.finite:
         return None
     reach = constant * applied.lr_sum

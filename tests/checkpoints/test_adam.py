@@ -108,6 +108,12 @@ def test_no_update_without_eps_and_step(eps, step):
     assert known.bound == bound(0.9, 0.999)
 
 
+def test_betas_that_varied_give_neither_bound_nor_update():
+    known = adam(Hyper(0.9, 0.999, 1e-8, 3, varied=True))
+    assert known is not None
+    assert (known.bound, known.eps) == (None, None)
+
+
 @given(beta1=BETA, beta2=st.floats(0.5, 0.9999), step=st.integers(1, 10**400), eps=st.floats(0.0, 1.0))
 def test_the_scaled_update_is_the_bias_corrected_one(beta1, beta2, step, eps):
     known = adam(Hyper(beta1, beta2, eps, step))

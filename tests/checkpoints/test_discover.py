@@ -39,6 +39,18 @@ def test_parts_in_folders_of_their_own_belong_to_the_folder_above():
     }  # fmt: skip
 
 
+def test_checkpoints_beside_a_final_model_or_a_configuration_stay_apart():
+    assert found(
+        "config.json", "global_step3/mp_rank_00_model_states.pt", "global_step4/mp_rank_00_model_states.pt",
+        "a/model.safetensors", "a/step-10/.metadata", "a/step-20/.metadata",
+    ) == {
+        (".", "folder"): ["config.json"], ("a", "folder"): ["model.safetensors"],
+        ("a/step-10", "dcp"): [".metadata"], ("a/step-20", "dcp"): [".metadata"],
+        ("global_step3", "deepspeed"): ["mp_rank_00_model_states.pt"],
+        ("global_step4", "deepspeed"): ["mp_rank_00_model_states.pt"],
+    }  # fmt: skip
+
+
 def test_folders_of_distributed_frameworks():
     assert found(
         "a/step-10/.metadata", "a/step-10/__0_0.distcp", "b/iter_0000010/mp_rank_00/model_optim_rng.pt",

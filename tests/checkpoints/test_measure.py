@@ -47,6 +47,27 @@ def test_neighbours_are_compared_and_one_step_apart_the_rate_is_recovered(run, t
     assert moments["bound_violations"].sum() == 0
 
 
+@pytest.mark.parametrize("known_by", ["two checkpoints", "OneCycleLR", "the scheduler's state"])
+def test_betas_that_a_schedule_moves_have_no_bound_and_recover_nothing(tmp_path, tools, trained, known_by):
+    import torch
+
+    net, optimizer, _ = trained.make(steps=3, one_group=True)
+    group = optimizer.param_groups[0]
+    for step in (3, 4):
+        trained.advance(net, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer), step - 3)
+        if known_by == "two checkpoints":
+            group["betas"] = (0.9 + 0.01 * (step - 3), 0.999)
+        elif known_by == "OneCycleLR":
+            group["max_momentum"] = 0.95
+        scheduler = {"last_epoch": step, "cycle_momentum": known_by == "the scheduler's state"}
+        blob = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler}
+        torch.save(blob, tmp_path / f"step_{step}.pt")
+    tables = survey(open_all(tools.files_of(tmp_path))).tables
+    assert tables["moments"]["bound_violations"].null_count() == tables["moments"].height == 14
+    assert tables["travels"]["recovered_lr"].null_count() == tables["travels"]["grad_l2"].null_count() == 7
+    assert tables["travels"]["changed"].min() > 0
+
+
 def test_listing_reads_no_tensor(run, tools):
     found = survey(open_all(tools.files_of(run)), measured=False)
     assert "moments" not in found.tables

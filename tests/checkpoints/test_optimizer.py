@@ -129,6 +129,9 @@ def test_what_a_group_holds_besides_is_kept_as_plain_data(tmp_path):
         (("exp_avg", "exp_avg_sq"), {"rank": 8, "update_proj_gap": 200}, ""),  # GaLore
         (("exp_avg", "exp_avg_sq", "s"), {"d0": 1e-6}, ""),  # Prodigy
         (("exp_avg", "exp_avg_sq", "exp_avg_diff"), {}, ""),  # Adan
+        (("exp_avg", "exp_avg_sq", "compensation"), {"use_kahan_summation": True}, ""),
+        (("exp_avg", "exp_avg_sq"), {"use_kahan_summation": False}, "adam"),
+        (("exp_avg", "exp_avg_sq"), {"bf16_stochastic_round": True}, ""),
         (("exp_avg", "exp_avg_sq"), {"use_muon": False}, "adam"),
         (("z", "exp_avg_sq"), {"train_mode": True}, ""),  # schedule-free
         (("unheard_of",), {}, ""),
