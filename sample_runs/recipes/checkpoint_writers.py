@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from checkpoint_lab import CHAIN, VOCAB, configure, objective
+from checkpoint_lab import save as save_plain
 from gloo_lab import start
 from lab import BATCH, LENGTH, Log, Schedule, TinyLM, constant, current_lr, json_lines, next_token_loss, print_row
 from torch import Tensor, nn
@@ -406,12 +407,15 @@ def words(seed: int = 0, width: int = 8) -> Words:
 
 @dataclass
 class Setup:
-    """What a process of a DCP run trains. before_step gets the wrapped model and the step."""
+    """What a process of a DCP run trains. before_step gets the wrapped model and the step.
+
+    sharding: "ddp" saves with torch.save on rank 0, as scripts with DistributedDataParallel do.
+    """
 
     model: nn.Module
     steps: int
     saved: Collection[int]
-    sharding: Literal["fsdp2", "fsdp1", "none"] = "fsdp2"
+    sharding: Literal["fsdp2", "fsdp1", "ddp"] = "fsdp2"
     lr: float = PEAK
     weight_decay: float = 0.1
     before_step: Callable[[nn.Module, int], object] = lambda _model, _step: None
@@ -474,7 +478,10 @@ def _work(made: Setup, log: Log) -> None:
         optimizer.step()
         schedule.step()
         log({"step": step, "loss": value.item(), "grad_norm": norm, "lr": rate})
-        if step in made.saved:
+        if step in made.saved and made.sharding == "ddp":
+            if dist.get_rank() == 0:
+                save_plain(Path(), step, model, optimizer, scheduler=schedule.state_dict())
+        elif step in made.saved:
             weights, states = get_state_dict(model, optimizer)
             save({"model": weights, "optim": states, "step": step}, checkpoint_id=f"checkpoint-{step}")
 

@@ -48,7 +48,7 @@ class Tokens(Dataset[dict[str, Tensor]]):
         return {"input_ids": self.ids[index], "labels": self.labels[index]}
 
 
-def tiny_gpt2(vocab: int = VOCAB, seed: int = 0, width: int = WIDTH) -> GPT2LMHeadModel:
+def tiny_gpt2(vocab: int = VOCAB, seed: int = 0, width: int = WIDTH, *, tied: bool = False) -> GPT2LMHeadModel:
     """Two layers of width 64 where nothing else is said, no dropout."""
     set_seed(seed)
     config = GPT2Config(
@@ -62,7 +62,7 @@ def tiny_gpt2(vocab: int = VOCAB, seed: int = 0, width: int = WIDTH) -> GPT2LMHe
         attn_pdrop=0.0,
         bos_token_id=0,
         eos_token_id=0,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
         use_cache=False,
     )
     return GPT2LMHeadModel(config)
