@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gradforensics.checkpoints import layout, naming, tree
+from gradforensics.checkpoints import layout, naming, sharing, tree
 from gradforensics.checkpoints.discover import Candidate, is_side_state, rank_of, step_of
 from gradforensics.checkpoints.formats import dcp, deepspeed, safetensors, torch_file
 from gradforensics.checkpoints.layout import Content, Found
@@ -376,31 +376,43 @@ def name(loaded: Sequence[Loaded]) -> None:
     Two neighbouring checkpoints help where order does not tell (see naming.name_states). Groups whose betas a schedule
     moves are marked on the way.
     """
-    for index, one in enumerate(loaded):
-        for optimizer in one.optimizers:
-            _name(one.checkpoint, optimizer, optimizer.sources, _pair(loaded, index, optimizer.rank))
-        counters = one.checkpoint.counters
-        most = max(counters.values(), default=0)
-        behind = {parameter: step for parameter, step in counters.items() if step < most}
-        if behind:
-            one.checkpoint.facts["optimizer.behind"] = behind
+    _mark_varied(loaded)
+    optimizers = [(index, optimizer) for index, one in enumerate(loaded) for optimizer in one.optimizers]
+    found = [_names(optimizer, _pair(loaded, index, optimizer)) for index, optimizer in optimizers]
+    told = [
+        sharing.Told(optimizer.state, _like(optimizer), _shapes(loaded[index].checkpoint, optimizer.rank), *names)
+        for (index, optimizer), names in zip(optimizers, found, strict=True)
+    ]
+    for (index, optimizer), (names, naming_) in zip(optimizers, sharing.shared(told), strict=True):
+        _apply(loaded[index].checkpoint, optimizer, names, naming_)
+    for one in loaded:
         _group_checksums(one)
-    _mark_varied([one.checkpoint for one in loaded])
 
 
-def _mark_varied(checkpoints: Sequence[Checkpoint]) -> None:
+def _mark_varied(loaded: Sequence[Loaded]) -> None:
     """Mark the groups whose betas differ between checkpoints, or which OneCycleLR or CyclicLR say that they move."""
-    betas: dict[tuple[int | None, int], set[tuple[float, float] | None]] = {}
-    for group in (group for checkpoint in checkpoints for group in checkpoint.groups):
-        betas.setdefault((group.rank, group.group), set()).add(group.betas)
-    for checkpoint in checkpoints:
+    betas: dict[tuple[str, int | None, int], set[tuple[float, float] | None]] = {}
+    every = [
+        (one.checkpoint, (*_like(optimizer), group.group), group)
+        for one in loaded
+        for optimizer in one.optimizers
+        for group in optimizer.state.groups
+    ]
+    for _, place, group in every:
+        betas.setdefault(place, set()).add(group.betas)
+    for checkpoint, place, group in every:
         cycled = any(key.endswith(".cycle_momentum") and value for key, value in checkpoint.facts.items())
-        for group in checkpoint.groups:
-            group.varied = cycled or "max_momentum" in group.values or len(betas[group.rank, group.group]) > 1
+        group.varied = cycled or "max_momentum" in group.values or len(betas[place]) > 1
 
 
-def _pair(loaded: Sequence[Loaded], index: int, rank: int | None) -> naming.Pair | None:
+def _like(optimizer: Optimizer) -> tuple[str, int | None]:
+    """What the same optimizer has in other checkpoints of a run: where in the file it stands, and its rank."""
+    return optimizer.key, optimizer.rank
+
+
+def _pair(loaded: Sequence[Loaded], index: int, optimizer: Optimizer) -> naming.Pair | None:
     """The weights of one rank in a checkpoint and in the one before it, else in the one behind it."""
+    rank = optimizer.rank
     for other in (index - 1, index + 1):
         if not 0 <= other < len(loaded):
             continue
@@ -408,23 +420,41 @@ def _pair(loaded: Sequence[Loaded], index: int, rank: int | None) -> naming.Pair
         if first.step is not None and second.step is not None and first.step < second.step:
             before, after = _weights(first, rank), _weights(second, rank)
             if before.keys() & after.keys():
-                return naming.Pair(before, after)
+                further = _one_update(loaded[other], optimizer) if other < index else frozenset()
+                return naming.Pair(before, after, further)
     return None
+
+
+def _one_update(earlier: Loaded, optimizer: Optimizer) -> frozenset[str]:
+    """The ids of the states that are one update further than they, or the absence of a state, were in `earlier`."""
+    same = next((other for other in earlier.optimizers if _like(other) == _like(optimizer)), None)
+    theirs = [] if same is None else [group.names for group in same.state.groups]
+    if same is None or theirs != [group.names for group in optimizer.state.groups[: len(theirs)]]:
+        return frozenset()  # groups may have joined; ids of others would be other parameters'
+    before, after = same.state.steps, optimizer.state.steps
+    return frozenset(identity for identity, step in after.items() if step == before.get(identity, 0) + 1)
+
+
+def _shapes(checkpoint: Checkpoint, rank: int | None) -> dict[str, tuple[int, ...]]:
+    """Of every parameter, by name."""
+    return {name: ref.shape for name, ref in _weights(checkpoint, rank).items()}
 
 
 def _weights(checkpoint: Checkpoint, rank: int | None) -> dict[str, TensorRef]:
     return {t.name: t.ref for t in checkpoint.tensors if t.role == "param" and not t.lost and t.rank in (rank, None)}
 
 
-def _name(
-    checkpoint: Checkpoint, optimizer: Optimizer, sources: Sequence[naming.NameSource], pair: naming.Pair | None
-) -> None:
-    state = optimizer.state
+def _names(optimizer: Optimizer, pair: naming.Pair | None) -> tuple[dict[str, str], Naming]:
     try:
-        names, found = naming.name_states(state, sources, pair=pair)
+        return naming.name_states(optimizer.state, optimizer.sources, pair=pair)
     except RefusedError as error:
-        names, found = {}, Naming(f"No names: {error}", "none")
-    if found.sure in ("none", "likely") and _may_ask(checkpoint, sources):
+        return {}, Naming(f"No names: {error}", "none")
+
+
+def _apply(checkpoint: Checkpoint, optimizer: Optimizer, names: Mapping[str, str], found: Naming) -> None:
+    """Write the names into the checkpoint, with its groups and states."""
+    state = optimizer.state
+    if found.sure in ("none", "likely") and _may_ask(checkpoint, optimizer.sources):
         found = replace(found, how=f"{found.how} --names-from-config asks transformers, which may know more.")
     if checkpoint.naming is None or found.sure == "none":
         checkpoint.naming = found

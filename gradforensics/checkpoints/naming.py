@@ -1,10 +1,11 @@
 """Ids of an optimizer's states -> names of the parameters.
 
 In the order of trust: what the optimizer's file says; the parameters' order in a file of torch.save, or in the model
-that config.json describes, dealt to the groups where all shapes leave one way only; then, without an order, shapes that
-occur once and the correlation of each state's update with the change of the weights between two checkpoints. Files of
-safetensors are sorted by type and name: their order says nothing and is never used. What stays ambiguous keeps its id:
-a state under a wrong name would make a healthy state look corrupt.
+that config.json describes, dealt to the groups where all shapes leave one way only; then, without an order, the one
+update between two checkpoints, which proves a name; shapes that occur once; and the correlation of each state's update
+with the change of the weights between two checkpoints. Files of safetensors are sorted by type and name: their order
+says nothing and is never used. What stays ambiguous keeps its id: a state under a wrong name would make a healthy state
+look corrupt.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from gradforensics.checkpoints import correlating, dealing
+from gradforensics.checkpoints import correlating, dealing, stepping
 from gradforensics.checkpoints.correlating import Vector
 from gradforensics.checkpoints.dealing import Named, Shape
 from gradforensics.checkpoints.model import Group, Naming
@@ -28,6 +29,8 @@ _BUFFERS = ("running_mean", "running_var", "inv_freq", "original_inv_freq")
 # Averaged copies of the weights, which no optimizer trains, under the keys that timm, torch.optim.swa_utils and
 # exponential-moving-average packages use.
 _COPY = re.compile(r"(?:^|[._])(?:ema|swa|shadow|averaged)(?:[._]|$)")
+# Of whole state dicts also: target networks, teachers, reference policies.
+_BESIDE = re.compile(r"(?:^|[._])(?:ema|swa|shadow|averaged|target|teacher|reference|ref)(?:[._]|$)")
 # Parts of names that wrappers add: DataParallel and DDP, torch.compile, FSDP, activation checkpoints, Lightning's
 # strategies, PEFT's adapter name (which its files leave out).
 _WRAPPERS = frozenset({
@@ -52,10 +55,14 @@ class NameSource:
 
 
 class Pair(NamedTuple):
-    """Parameters of two checkpoints by name, `after` the later one; the optimizer's state is of either."""
+    """Parameters of two checkpoints by name, `after` the later one; the optimizer's state is of either.
+
+    one_update: ids of its states that are of the later one and exactly one update further than in the earlier one.
+    """
 
     before: Mapping[str, TensorRef]
     after: Mapping[str, TensorRef]
+    one_update: frozenset[str] = frozenset()
 
 
 def saved_source(file: str, tensors: Mapping[str, TensorRef | Lost]) -> NameSource:
@@ -106,6 +113,9 @@ def name_states(
         return {}, Naming("The optimizer keeps no state that tells a shape: nothing could confirm a name.", "none")
     slots = [[shapes.get(identity) for identity in group] for group in groups]
     moved = {} if pair is None else _matched(optimizer, shapes, held, pair)
+    proven = {} if pair is None else _proven(optimizer, held, pair)
+    taken = set(proven.values())
+    moved = {identity: name for identity, name in moved.items() if name not in taken} | proven
     why = f"only {known} of {len(ids)} parameters have a state that tells their shape"
     if known >= _LEAST_KNOWN * len(ids):
         decays = [group.weight_decay for group in optimizer.groups] or [None]
@@ -117,6 +127,9 @@ def name_states(
             return names, Naming(f"{why}{agrees}.", "confirmed")
         if against:
             why = f"{why[:1].lower()}{why[1:]}, but {len(against)} of them moved between two checkpoints as others say"
+    certain = _certain(groups, shapes, held, proven)
+    if proven and len(certain) >= _LEAST_KNOWN * len(ids):
+        return certain, _how_certain(len(proven), len(certain), len(ids))
     return _without_order(groups, shapes, held, moved, why)
 
 
@@ -175,12 +188,19 @@ def _by_order(
         answers = [_deal(source, slots, decays, held) for source in ordered]
         if len(ordered) > 1 and all(dealt is None for dealt, _ in answers):
             answers = [_deal(_joined(ordered), slots, decays, held)]
-        fitting = {repr(dealt): (dealt, text) for dealt, text in answers if dealt is not None}
+        fits = [(source, answer) for source, answer in zip(ordered, answers, strict=False) if answer[0] is not None]
+        if len(fits) > 1:  # of a model and its copy, the optimizer is the model's
+            fits = [fit for fit in fits if not _is_beside(fit[0])] or fits
+        fitting = {repr(answer[0]): answer for _, answer in fits}
         if len(fitting) == 1:
             return next(iter(fitting.values()))
         if answers:
             why = "several state dicts fit, with different names" if fitting else answers[-1][1]
     return None, why
+
+
+def _is_beside(source: NameSource) -> bool:
+    return all(_BESIDE.search(name) for name, _ in source.names)
 
 
 def _joined(sources: Sequence[NameSource]) -> NameSource:
@@ -225,6 +245,49 @@ def _how(source: NameSource, groups: int, way: str, left: int) -> str:
 
 
 # -- without order ----------------------------------------------------------------------------------------------------
+
+
+def _proven(optimizer: OptimizerState, held: Mapping[str, Shape], pair: Pair) -> dict[str, str]:
+    """Names that the one update between the two checkpoints proves."""
+    if not pair.one_update:
+        return {}
+    after = {name: ref for name, ref in pair.after.items() if name in held or not held}
+    return stepping.names(optimizer, pair.one_update, pair.before, after)
+
+
+def _certain(
+    groups: Sequence[Sequence[str]],
+    shapes: Mapping[str, Shape | None],
+    held: Mapping[str, Shape],
+    proven: Mapping[str, str],
+) -> dict[str, str]:
+    """The proven names, and where one state and one parameter of a shape are left, that name."""
+    ids = [identity for group in groups for identity in group]
+    options = {name: shape for name, shape in held.items() if _may_be_trained(name)}
+    if Counter(options.values()) != Counter(shapes.get(identity) for identity in ids):
+        return dict(proven)
+    names, taken = dict(proven), set(proven.values())
+    left_ids: dict[Shape | None, list[str]] = defaultdict(list)
+    left_names: dict[Shape | None, list[str]] = defaultdict(list)
+    for identity in ids:
+        if identity not in names:
+            left_ids[shapes.get(identity)].append(identity)
+    for name in options.keys() - taken:
+        left_names[options[name]].append(name)
+    for shape, left in left_ids.items():
+        if len(left) == len(left_names[shape]) == 1:
+            names[left[0]] = left_names[shape][0]
+    return names
+
+
+def _how_certain(proven: int, named: int, count: int) -> Naming:
+    rest = f", {named - proven} as the only one of a shape that is left" if named > proven else ""
+    keeping = f"; {count - named} keep their ids" if count > named else ""
+    return Naming(
+        f"{named} of {count} states have a name: {proven} by the one update between two checkpoints, which moved their "
+        f"parameters as they say{rest}{keeping}.",
+        "confirmed",
+    )
 
 
 def _matched(

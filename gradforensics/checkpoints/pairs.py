@@ -98,10 +98,10 @@ def travels(
         job = _Job(parameter, (first_step, step), (applied or {}).get(parameter.name))
         measurable = _plan_moments(job, measured.skipped)
         other = earlier.pop(parameter.name, None)
-        if other is None:
-            measured.skipped.append(Skipped(parameter.name, "it is not in the earlier checkpoint"))
-        elif parameter.weight is None or other.weight is None:
+        if parameter.weight is None or (other is not None and other.weight is None):
             pass  # states whose weight is not known have moments alone
+        elif other is None:
+            measured.skipped.append(Skipped(parameter.name, "it is not in the earlier checkpoint"))
         elif measurable and job.refs["m_b"].stored != parameter.weight.stored:
             jobs.append(job)
             job = _Job(parameter, job.span, job.applied)
@@ -114,7 +114,8 @@ def travels(
             jobs += _plan_earlier(job, other, measured.skipped)
     if both:
         jobs += [old for p in earlier.values() for old in _plan_earlier(None, p, measured.skipped)]
-    measured.skipped += [Skipped(name, "it is not in the later checkpoint") for name in earlier]
+    gone = [name for name, parameter in earlier.items() if parameter.weight is not None]
+    measured.skipped += [Skipped(name, "it is not in the later checkpoint") for name in gone]
     return _run(jobs, measured, threads, progress)
 
 
