@@ -66,5 +66,5 @@ def test_sample_is_small_and_holds_no_weights_but_where_they_are_the_evidence(na
     assert sum(p.stat().st_size for p in files) < 300_000
     expected = tomllib.loads((SAMPLES / name / "expected.toml").read_text())
     assert expected.get("checkpoints", False) == bool(
-        [p for p in files if p.suffix in (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl")]
+        [p for p in files if p.suffix in (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".distcp")]
     )

@@ -53,6 +53,8 @@ MODULES = (
     "gf45",
     "gf47",
     "healthy",
+    "healthy_checkpoints",
+    "healthy_optimizers",
     "healthy_others",
 )
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 from checkpoint_lab import configure, objective, save, small_lm, train_and_save
-from lab import Log, Sample, constant, cosine, current_lr, gradient_norm, json_lines, main, scheduler, silent, train
+from lab import Sample, constant, cosine, current_lr, json_lines, main, scheduler, train
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -28,7 +28,7 @@ Make = Callable[[Iterable[Tensor]], Optimizer]
 class _Plain(Optimizer):
     """An optimizer that updates one parameter at a time, without closures."""
 
-    def step(self, closure: object = None) -> None:  # type: ignore[override]  # the closure is never used
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # noqa: ARG002  torch's signature; no closure is used
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -72,7 +72,7 @@ class _Adam(_Plain):
 
 
 class AdamW8bit(_Adam):
-    """As bitsandbytes lays it out: states of many elements as codes of a table, scaled block by block; others float32."""
+    """As bitsandbytes lays it out: states of many elements as codes of a table, scaled block by block."""
 
     BLOCK, LEAST = 64, 64
 
@@ -98,7 +98,8 @@ class AdamW8bit(_Adam):
             return codes
         values = state[f"qmap{number}"][codes.long()].flatten()
         scale = state[f"absmax{number}"].repeat_interleave(self.BLOCK)[: values.numel()]
-        return (values * scale).view_as(parameter)
+        decoded: Tensor = (values * scale).view_as(parameter)
+        return decoded
 
     def _encode(self, state: dict[str, Any], number: int, value: Tensor, small: bool) -> None:
         if small:
@@ -201,7 +202,7 @@ def muon(run: Path) -> None:
             value.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
             norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
             for optimizer in optimizers:
-                optimizer.step()
+                optimizer.step()  # type: ignore[no-untyped-call]  # torch leaves Muon's untyped
             log({"step": step, "loss": value.item(), "grad_norm": norm, "lr": 0.02})
             if step in SAVED:
                 save(run, step, model, optimizers[1], optimizer_muon=optimizers[0].state_dict())
@@ -245,11 +246,11 @@ def exported(run: Path) -> None:
 
 
 def one_cycle(run: Path) -> None:
-    """OneCycleLR, which moves the first beta of AdamW against the rate: saved on both sides of the peak."""
+    """OneCycleLR, which moves the first beta of AdamW against the rate: saved on its way down."""
     model = small_lm(layers=1, width=8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=STEPS, pct_start=0.3)
-    _scheduled(run, model, optimizer, schedule, saved=(24, 25, 72), learning_rate=6e-3, lr_scheduler_type="onecycle")
+    _scheduled(run, model, optimizer, schedule, saved=(71, 72), learning_rate=6e-3, lr_scheduler_type="onecycle")
 
 
 def in_sequence(run: Path) -> None:
@@ -268,9 +269,7 @@ def _scheduled(
 ) -> None:
     configure(run, max_steps=STEPS, **facts)
     with json_lines(run / "metrics.jsonl") as log:
-        train_and_save(
-            run, model, optimizer, objective(model), log, steps=STEPS, saved=saved, schedule=schedule
-        )
+        train_and_save(run, model, optimizer, objective(model), log, steps=STEPS, saved=saved, schedule=schedule)
 
 
 def plateau(run: Path) -> None:
@@ -282,14 +281,12 @@ def plateau(run: Path) -> None:
     configure(run, learning_rate=1e-2, max_steps=LONG, lr_scheduler_type="reduce_lr_on_plateau")
     with json_lines(run / "metrics.jsonl") as log:
         for end in range(20, LONG + 1, 20):
-            train_and_save(
-                run, model, optimizer, loss, log, first=end - 19, steps=end, saved=(121,),
-            )  # fmt: skip
+            train(model, optimizer, loss, log, first=end - 19, steps=end)
             with torch.no_grad():
                 value = sum(held_out(step).item() for step in range(8)) / 8
             log({"step": end, "val_loss": value})
             schedule.step(value)
-            if end in LATE:
+            if end in (120, LONG):
                 save(run, end, model, optimizer, scheduler=schedule.state_dict())
 
 
@@ -314,8 +311,8 @@ def _run(name: str, make: Callable[[Path], None], note: str, case: str = "") -> 
     return Sample(f"healthy-{name}", "healthy_optimizers", make, note, case=case, twin=True, checkpoints=True)
 
 
-def _with(name: str, note: str, make: Make, optim: str, **facts: Any) -> Sample:
-    return _run(name, lambda run: language(run, make, optim, **facts), note)
+def _with(name: str, note: str, make: Make, optim: str, case: str = "", **facts: Any) -> Sample:
+    return _run(name, lambda run: language(run, make, optim, **facts), note, case)
 
 
 AdamW = torch.optim.AdamW
@@ -341,19 +338,19 @@ SAMPLES = (
     _with("rmsprop", "RMSprop, centered", lambda p: torch.optim.RMSprop(p, lr=2e-3, centered=True), "rmsprop"),
     _with(
         "kahan", "weights and moments in bfloat16, with Kahan summation", lambda p: KahanAdamW(p, 1e-3),
-        "adamw_kahan", dtype=torch.bfloat16, steps=LONG, saved=LATE[:2], bf16=True,
+        "adamw_kahan", "GF13", dtype=torch.bfloat16, steps=LONG, saved=LATE[:2], bf16=True,
     ),
     _with(
         "stochastic-rounding", "weights and moments in bfloat16, rounded stochastically",
         lambda p: StochasticAdamW(p, 1e-3),
-        "adamw", dtype=torch.bfloat16, steps=LONG, saved=LATE[:2], bf16=True,
+        "adamw", "GF13", dtype=torch.bfloat16, steps=LONG, saved=LATE[:2], bf16=True,
     ),
     _run("autocast", autocast, "weights in float32, forward pass under autocast to bfloat16", "GF13"),
     _run("bf16-export", exported, "trained in float32, exported as bfloat16 without the optimizer", "GF13"),
     _run("onecycle", one_cycle, "OneCycleLR with cycle_momentum: the betas change from step to step"),
     _run("sequential-lr", in_sequence, "SequentialLR of a warm-up and a cosine"),
     _run("plateau", plateau, "ReduceLROnPlateau has halved the rate between two checkpoints"),
-    _run("layer-decay", layer_decay, "a rate per layer that falls towards the embedding"),
+    _run("layer-decay", layer_decay, "a rate per layer that falls towards the embedding", "GF18"),
 )  # fmt: skip
 
 if __name__ == "__main__":

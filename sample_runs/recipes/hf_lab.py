@@ -48,14 +48,16 @@ class Tokens(Dataset[dict[str, Tensor]]):
         return {"input_ids": self.ids[index], "labels": self.labels[index]}
 
 
-def tiny_gpt2(vocab: int = VOCAB, seed: int = 0, width: int = WIDTH, *, tied: bool = False) -> GPT2LMHeadModel:
+def tiny_gpt2(
+    vocab: int = VOCAB, seed: int = 0, width: int = WIDTH, *, layers: int = 2, tied: bool = False
+) -> GPT2LMHeadModel:
     """Two layers of width 64 where nothing else is said, no dropout."""
     set_seed(seed)
     config = GPT2Config(
         vocab_size=vocab,
         n_positions=2 * LENGTH,
         n_embd=width,
-        n_layer=2,
+        n_layer=layers,
         n_head=4,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
