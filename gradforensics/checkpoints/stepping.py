@@ -26,7 +26,10 @@ _MAX_CLASS = 1024  # tensors of one shape: each is compared with each
 EXPLAINED = 0.003  # share of the movement's norm that the right state may leave
 RIVAL = 0.01  # and that any other pair with the same state or parameter must leave,
 APART = 30.0  # which is also so many times what the right one leaves
-_SPREAD = 0.05  # of |u|, as a share of its mean: updates of one size (of Adam's first step) may be alike by chance
+_SPREAD = (
+    0.05  # of |u|, as a share of its mean: below it (as in Adam's first step) the signs alone tell one from another
+)
+_SIGNS = 32  # and so many are needed, that two are not alike by chance
 _KINDS = ("adam", "adamw", "amsgrad")
 _TYPES = ("float32", "float64")
 
@@ -83,8 +86,10 @@ def _update(optimizer: OptimizerState, group: Group, identity: str) -> tuple[tup
         return None
     with np.errstate(all="ignore"):
         u = np.where(m == 0.0, 0.0, constants.scale * m / (np.sqrt(v) + constants.eps))
+    if not np.isfinite(u).all():
+        return None
     size = np.abs(u)
-    return (first.shape, u) if np.isfinite(u).all() and size.std() > _SPREAD * size.mean() else None
+    return (first.shape, u) if u.size >= _SIGNS or size.std() > _SPREAD * size.mean() else None
 
 
 def _moment(state: Mapping[str, State], key: str) -> TensorRef | None:

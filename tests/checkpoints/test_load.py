@@ -116,6 +116,16 @@ def test_names_by_two_checkpoints_are_right_where_they_are_given(trainer, tools,
         assert named.items() <= truth.items()
 
 
+def test_two_trainer_folders_one_update_apart_are_named_whole_and_others_with_them(trainer, tools, tmp_path):
+    for step in (8, 20, 21):
+        trainer(step)
+    order = ["emb.weight", "l1.weight", "l2.weight", "l1.bias", "norm.weight", "norm.bias", "l2.bias"]
+    for found in tools.load_all(tmp_path):
+        assert found.naming.sure == "confirmed"
+        assert [name for group in found.groups for name in group.names] == order
+        assert {t.name for t in found.tensors if t.role == "exp_avg"} == set(order)
+
+
 def test_weights_of_one_step_and_an_optimizer_of_another(trainer, tools, tmp_path):
     old, new = trainer(3), trainer(5)
     shutil.copy(old / "optimizer.pt", new)

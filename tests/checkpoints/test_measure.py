@@ -142,6 +142,27 @@ def test_states_without_a_name_have_moments_and_no_travel(tmp_path, tools):
     assert not [n for n in found.notices if "not measured" in n.text]
 
 
+def test_states_that_are_named_in_one_checkpoint_only_are_no_missing_parameters(tmp_path, tools):
+    import torch
+
+    def moments(size):
+        return {"step": torch.tensor(5.0), "exp_avg": torch.full((size,), 0.1), "exp_avg_sq": torch.ones(size)}
+
+    group = {"params": [0, 1], "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
+    for step, sizes in ((1, (4, 4)), (5, (4, 3))):  # two of one shape, then one of each
+        blob = {
+            "model": {name: torch.randn(size) for name, size in zip(("b", "a"), sizes, strict=True)},
+            "optimizer": {"state": {i: moments(size) for i, size in enumerate(sizes)}, "param_groups": [group]},
+        }
+        blob["model"] = dict(sorted(blob["model"].items()))  # without the order of the parameters
+        torch.save(blob, tmp_path / f"step_{step}.pt")
+    found = survey(open_all(tools.files_of(tmp_path)))
+    assert {row["name"] for row in found.tables["moments"].to_dicts()} == {
+        "optimizer.state.0", "optimizer.state.1", "a", "b",
+    }  # fmt: skip
+    assert [n.text for n in found.notices if "not in the" in n.text] == []
+
+
 def test_alike_notices_are_one(tmp_path, tools):
     for index in range(4):
         (tmp_path / f"model-0000{index + 1}-of-00004.safetensors").write_bytes(

@@ -206,6 +206,13 @@ def test_two_state_dicts_that_fit_with_different_names_decide_nothing():
     assert "several state dicts fit" in naming.how
 
 
+@pytest.mark.parametrize("copy", ["ema.module", "target_network", "critic_target", "teacher"])
+def test_of_a_network_and_its_copy_the_optimizer_is_the_networks(copy):
+    sources = [saved_source(name, weights((f"{name}.w", (3, 2)), (f"{name}.b", (3,)))) for name in (copy, "critic")]
+
+    assert names_in_order(name_states(adam([(3, 2), (3,)]), sources)) == (["critic.w", "critic.b"], "confirmed")
+
+
 def test_the_order_of_the_configured_model_names_tensors_of_a_sorted_file():
     parameters = [("frozen.w", (5, 3), False), *((name, shape, True) for name, shape in NET)]
     file = unordered_source("model.safetensors", weights(*sorted(NET), ("frozen.w", (5, 3))))
