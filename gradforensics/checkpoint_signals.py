@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import polars as pl
 
-from gradforensics.checkpoints.model import is_mask
+from gradforensics import weight_copies
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
 
@@ -119,6 +119,21 @@ class Weight:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class Average:
+    """An averaged copy (EMA, SWA) of a checkpoint's weights that was saved beside them.
+
+    key: the key or path under which it lies. pairs: each averaged weight with the live one. updates: how often it was
+    updated, None where it keeps no count.
+    """
+
+    checkpoint: str
+    step: int | None
+    key: str
+    pairs: tuple[tuple[Weight, Weight], ...]
+    updates: int | None
+
+
 class Group(NamedTuple):
     """One parameter group of one checkpoint's optimizer, as the table of groups has it; names: () where unknown.
 
@@ -144,13 +159,15 @@ class Group(NamedTuple):
 class Pair:
     """Two neighbouring checkpoints of one run that were compared parameter by parameter.
 
-    rows: of the table of travels, by parameter. one_update: at least one state is exactly one optimizer step further.
-    naming: of both, the less certain one; "" where neither holds states.
+    rows: of the table of travels, by parameter. copies: those of averaged copies of the weights, which no optimizer
+    moves. one_update: at least one state is exactly one optimizer step further. naming: of both, the less certain one;
+    "" where neither holds states.
     """
 
     first: Saved
     last: Saved
     rows: Mapping[str, Mapping[str, Any]]
+    copies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -186,10 +203,66 @@ def _checkpoints(evidence: Evidence) -> list[Saved] | None:
 def weights(evidence: Evidence) -> list[Weight] | None:
     """Every measured parameter of every checkpoint, in the order of the checkpoints and of the table.
 
-    A parameter with a float32 master is measured there, and a master alone is a parameter. None also where tensors were
-    listed but not measured.
+    A parameter with a float32 master is measured there, and a master alone is a parameter. Averaged copies of the
+    weights are left out, see `averages`. None also where tensors were listed but not measured.
     """
-    return evidence.once("checkpoint_signals.weights", lambda: _weights(evidence))
+    return None if (found := _held(evidence)) is None else found.live
+
+
+def averages(evidence: Evidence) -> list[Average] | None:
+    """Every averaged copy of weights, in the order of the checkpoints that hold the live ones; None as for weights."""
+    return None if (found := _held(evidence)) is None else found.averages
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The weights, and what lies beside them: copies by (checkpoint, name) or, where it is one whole, by its path."""
+
+    live: list[Weight]
+    averages: list[Average]
+    hidden: frozenset[tuple[str, str]]
+    paths: frozenset[str]
+
+
+def _held(evidence: Evidence) -> _Held | None:
+    return evidence.once("checkpoint_signals.held", lambda: _sorted_out(evidence))
+
+
+def _sorted_out(evidence: Evidence) -> _Held | None:
+    found = _weights(evidence)
+    if found is None:
+        return None
+    parts = dict(by_checkpoint(found))
+    counts = _counts(evidence)
+    averages: list[Average] = []
+    hidden: set[tuple[str, str]] = set()
+    paths: set[str] = set()
+    for path, mine in parts.items():
+        by_name = {weight.name: weight for weight in mine if weight.rank is None}
+        copies, names = weight_copies.find([(weight.name, weight.shape) for weight in by_name.values()])
+        hidden |= {(path, name) for name in names}
+        for copy in copies:
+            pairs = tuple((by_name[name], by_name[of]) for name, of in copy.names.items())
+            averages.append(Average(path, mine[0].step, copy.key, pairs, counts.get((path, copy.key))))
+        of = weight_copies.beside(path, parts) if weight_copies.is_copy(path) else None
+        if of is not None:
+            paths.add(path)
+            live = {weight.name: weight for weight in parts[of]}
+            pairs = tuple((weight, live[weight.name]) for weight in mine if weight.name in live)
+            averages.append(Average(of, parts[of][0].step, weight_copies.key_of(path), pairs, None))
+    live_ones = [w for w in found if w.checkpoint not in paths and (w.checkpoint, w.name) not in hidden]
+    return _Held(live_ones, averages, frozenset(hidden), frozenset(paths))
+
+
+def _counts(evidence: Evidence) -> dict[tuple[str, str], int]:
+    """By checkpoint and key of a copy, how often it was updated, as its own counter says."""
+    found: dict[tuple[str, str], int] = {}
+    for role in ("buffer", "param", "other"):
+        for (path, name, _), row in states(evidence, role).items():
+            key, _, last = name.rpartition(".")
+            if row["count"] == 1 and last in ("n_averaged", "num_updates") and row["min"] is not None:
+                found[path, key.replace("averaging_state", "averaged")] = int(row["min"])
+    return found
 
 
 def _weights(evidence: Evidence) -> list[Weight] | None:
@@ -324,11 +397,14 @@ def _pairs(evidence: Evidence) -> list[Pair] | None:
     rows: dict[tuple[int, str], dict[str, Mapping[str, Any]]] = {}
     for row in table.iter_rows(named=True):
         rows.setdefault((row["first_step"], row["checkpoint"]), {})[row["name"]] = row
-    found = [
-        Pair(first, by_path[path], part)
-        for (step, path), part in rows.items()
-        if path in by_path and (first := _before(saved, step, by_path[path])) is not None
-    ]
+    held = _held(evidence)
+    hidden, aside = (held.hidden, held.paths) if held is not None else (frozenset(), frozenset())
+    found: list[Pair] = []
+    for (step, path), part in rows.items():
+        first = _before(saved, step, by_path[path]) if path in by_path else None
+        if first is not None and not {first.path, path} & aside:
+            copies = {name: row for name, row in part.items() if (path, name) in hidden}
+            found.append(Pair(first, by_path[path], {n: r for n, r in part.items() if n not in copies}, copies))
     return sorted(found, key=lambda pair: (pair.first.step or 0, pair.last.step or 0))
 
 

@@ -133,3 +133,82 @@ def test_without_checkpoints_there_is_nothing():
     )
     assert cs.plain("a.weight@3") == "a.weight"
     assert cs.plain("a@b.weight") == "a@b.weight"
+
+
+def averaged(folder, pack):
+    """A plain loop that keeps an average of its weights and saves both after steps 4 and 8."""
+    import torch
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for step in range(1, 9):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        average.update_parameters(model)
+        if step % 4 == 0:
+            state = {"optimizer": optimizer.state_dict(), "step": step} | pack(model, average)
+            torch.save(state, folder / f"step_{step}.pt")
+    (found,) = gather([folder])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("key", "updates", "pack"),
+    [
+        ("ema", [4, 8], lambda model, average: {"model": model.state_dict(), "ema": average.state_dict()}),
+        (
+            "state_dict_ema",
+            [None, None],
+            lambda model, average: {
+                "state_dict": model.state_dict(),
+                "state_dict_ema": average.module.state_dict(),
+            },
+        ),
+        (  # as Lightning's WeightAveraging saves
+            "averaged",
+            [4, 8],
+            lambda model, average: {
+                "state_dict": average.module.state_dict(),
+                "current_model_state": model.state_dict(),
+                "averaging_state": {"n_averaged": average.n_averaged},
+            },
+        ),
+    ],
+)
+def test_averages_stand_beside_the_weights_and_the_states_belong_to_the_live_ones(tmp_path, key, updates, pack):
+    evidence = averaged(tmp_path, pack)
+    copies = cs.averages(evidence)
+    weights = cs.weights(evidence)
+    assert copies
+    assert weights
+    assert [(c.step, c.key, len(c.pairs), c.updates) for c in copies] == [
+        (step, key, 6, count) for step, count in zip((4, 8), updates, strict=True)
+    ]
+    assert all(live.name == copy.name.split(".", 1)[1].removeprefix("module.") for copy, live in copies[0].pairs)
+    assert {weight.name for weight in weights} == {live.name for _, live in copies[0].pairs}
+    assert all(weight.optimized for weight in weights)
+    ((pair,)) = cs.pairs(evidence)
+    assert len(pair.rows) == len(pair.copies) == 6
+
+
+def test_a_folder_with_an_average_is_no_neighbour(tmp_path):
+    import torch
+
+    (tmp_path / "train.log").write_text("".join(f"step: {step} loss: {3 - step / 10}\n" for step in range(1, 21)))
+    for step in (10, 20):
+        for name, shift in (("unet", 0.0), ("unet_ema", 1.0)):
+            folder = tmp_path / f"checkpoint-{step}" / name
+            folder.mkdir(parents=True)
+            torch.save({"w": torch.full((4, 4), step + shift), "b": torch.ones(4)}, folder / "pytorch_model.bin")
+    (evidence,) = gather([tmp_path])
+    assert [(c.checkpoint, c.key, len(c.pairs)) for c in cs.averages(evidence) or []] == [
+        ("checkpoint-10/unet", "unet_ema", 2),
+        ("checkpoint-20/unet", "unet_ema", 2),
+    ]
+    assert [(p.first.path, p.last.path) for p in cs.pairs(evidence) or []] == [
+        ("checkpoint-10/unet", "checkpoint-20/unet")
+    ]

@@ -20,7 +20,9 @@ from gradforensics.untrusted.dtypes import FLOATS
 from gradforensics.untrusted.files import RefusedError
 from gradforensics.untrusted.inert import Record
 
-_MAIN = ("state_dict", "model_state_dict", "model", "module", "net", "network", "params", "weights")
+# Lightning's WeightAveraging (2.6) keeps the weights that are trained here, and their average in the state dict.
+_LIVE = "current_model_state"
+_MAIN = (_LIVE, "state_dict", "model_state_dict", "model", "module", "net", "network", "params", "weights")
 _RANDOM = re.compile(r"(?:^|_)rng(?:_|$)|random|manual_seed|generator_state")
 _MASTER = frozenset({"fp32_from_fp16_params", "fp32_from_float16_groups", "fp32_groups", "master_params", "fp32_param"})
 _GRADIENT = frozenset({"grad", "grads", "gradients", "main_grad"})
@@ -193,6 +195,8 @@ def _name(content: Content) -> None:
     for found in parameters:
         if main is not None and found.path[0] == main and len(found.path) > 1:
             found.name = ".".join(found.path[1:])
+        elif main == _LIVE and found.path[0] == "state_dict":
+            found.name = ".".join(("averaged", *found.path[1:]))
 
 
 # -- optimizers -------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from gradforensics.checkpoints.scan import scan
 from gradforensics.checkpoints.stats import Stats
 from gradforensics.notices import Notice
 from gradforensics.untrusted.files import RegularFile
+from gradforensics.weight_copies import beside, is_copy
 
 if TYPE_CHECKING:
     import polars as pl
@@ -269,8 +270,9 @@ def _pairwise(found: Survey, applied: Applied | None, progress: Progress | None)
     rows = _Rows(found)
     previous: _Measurable | None = None
     waiting = False  # whether the moments of the previous one are still to be measured
-    total = len(found.checkpoints)
-    for index, checkpoint in enumerate(found.checkpoints):
+    paths = [checkpoint.path for checkpoint in found.checkpoints]
+    compared = [c for c in found.checkpoints if not (is_copy(c.path) and beside(c.path, paths))]  # no step leads there
+    for index, checkpoint in enumerate(compared):
         mine = (checkpoint, parameters(checkpoint))
         if previous is not None and _follows(previous, mine):
             before, theirs = previous
@@ -291,7 +293,7 @@ def _pairwise(found: Survey, applied: Applied | None, progress: Progress | None)
             waiting = True
         previous = mine
         if progress is not None:
-            progress("comparing checkpoints", index + 1, total)
+            progress("comparing checkpoints", index + 1, len(compared))
     if previous is not None and waiting:
         rows.add(previous[0], pairs.moments(previous[1]))
     found.tables["moments"] = frame("moments", rows.moments)

@@ -185,6 +185,7 @@ def _by_order(
     why = "no file keeps the order of the parameters"
     for kind in ("saved", "config"):
         ordered = [source for source in sources if source.kind == kind]
+        ordered = [one for one in ordered if any(_may_be_trained(name) for name, _ in one.names)] or ordered
         answers = [_deal(source, slots, decays, held) for source in ordered]
         if len(ordered) > 1 and all(dealt is None for dealt, _ in answers):
             answers = [_deal(_joined(ordered), slots, decays, held)]
