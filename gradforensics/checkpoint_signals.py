@@ -393,16 +393,17 @@ def _pairs(evidence: Evidence) -> list[Pair] | None:
     table, saved = evidence.table("travels"), checkpoints(evidence)
     if table is None or saved is None:
         return None
-    by_path = {one.path: one for one in saved}
     rows: dict[tuple[int, str], dict[str, Mapping[str, Any]]] = {}
     for row in table.iter_rows(named=True):
         rows.setdefault((row["first_step"], row["checkpoint"]), {})[row["name"]] = row
     held = _held(evidence)
     hidden, aside = (held.hidden, held.paths) if held is not None else (frozenset(), frozenset())
     found: list[Pair] = []
+    saved = [one for one in saved if one.path not in aside]
+    by_path = {one.path: one for one in saved}
     for (step, path), part in rows.items():
         first = _before(saved, step, by_path[path]) if path in by_path else None
-        if first is not None and not {first.path, path} & aside:
+        if first is not None:
             copies = {name: row for name, row in part.items() if (path, name) in hidden}
             found.append(Pair(first, by_path[path], {n: r for n, r in part.items() if n not in copies}, copies))
     return sorted(found, key=lambda pair: (pair.first.step or 0, pair.last.step or 0))
