@@ -26,9 +26,10 @@ _LORA = lazy(r"lora_(?:embedding_)?([ab])(?:\.|$|_)", re.IGNORECASE)
 _NORM = lazy(r"(?:^|[._])(?:\w*norm\w*|ln|ln_?\w{1,2}|layernorm\w*|bn\d*)\.(?:weight|gamma|scale|g)$", re.IGNORECASE)
 _BIAS = lazy(r"(?:^|[._])(?:bias|beta)$", re.IGNORECASE)
 _EMBEDDING = lazy(
-    r"(?:^|[._])(?:wte|wpe|emb|embed\w*|\w*embedding\w*|\w+_embed|pos_emb\w*|position\w*)(?:\.(?:weight|\w*embeddings?\.weight))?$",
+    r"(?:^|[._])(?:wte|wpe|shared|emb|embed\w*|\w*embedding\w*|\w+_embed|pos_emb\w*|position\w*)(?:\.(?:weight|\w*embeddings?\.weight))?$",
     re.IGNORECASE,
 )
+_OTHER_TABLE = lazy(r"pos|wpe|type|segment|time|class|label|cond|patch|relative|rotary|speaker|lang", re.IGNORECASE)
 _HEAD = lazy(
     r"(?:^|\.)(?:lm_head|head|output|output_layer|embed_out|classifier|score|fc_out|unembed\w*|logits?)(?:\.weight)?$",
     re.IGNORECASE,
@@ -51,10 +52,10 @@ def kind_of(name: str, shape: tuple[int, ...]) -> Kind:
         return "norm" if _NORM.search(name) else "other"
     if _ROUTER.search(name) and re.search(r"router|gating|moe|expert|\.wg\.|\.mlp\.gate\.", name, re.IGNORECASE):
         return "router"
-    if _EMBEDDING.search(name):
-        return "embedding"
     if _HEAD.search(name):
         return "head"
+    if _EMBEDDING.search(name):
+        return "embedding"
     return "matrix"
 
 
@@ -65,6 +66,11 @@ def layer_of(name: str) -> tuple[str, int] | None:
     """
     found = _LAYER.search(name)
     return (found[1], int(found[2])) if found else None
+
+
+def is_token_table(weight: Weight) -> bool:
+    """Whether a parameter is an embedding of tokens, and not of positions, segments, classes or time."""
+    return weight.kind == "embedding" and len(weight.shape) == 2 and _OTHER_TABLE.search(weight.name) is None
 
 
 class Saved(NamedTuple):

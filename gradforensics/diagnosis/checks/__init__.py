@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gradforensics.diagnosis.checks import (
     applied,
+    averages,
     batch_size,
     buffers,
     clipping,
@@ -11,8 +12,10 @@ from gradforensics.diagnosis.checks import (
     dead,
     dynamics,
     eps_dominance,
+    embeddings,
     eval_mode,
     evaluation,
+    experts,
     finiteness,
     frozen,
     groups,
@@ -35,6 +38,7 @@ from gradforensics.diagnosis.checks import (
     software,
     stored_precision,
     throughput,
+    tied_embeddings,
     training_data,
     warmup,
     weights,
@@ -43,6 +47,7 @@ from gradforensics.diagnosis.vocabulary import Check
 
 _MODULES = (
     applied,
+    averages,
     batch_size,
     buffers,
     clipping,
@@ -50,8 +55,10 @@ _MODULES = (
     dead,
     dynamics,
     eps_dominance,
+    embeddings,
     eval_mode,
     evaluation,
+    experts,
     finiteness,
     frozen,
     groups,
@@ -74,6 +81,7 @@ _MODULES = (
     software,
     stored_precision,
     throughput,
+    tied_embeddings,
     training_data,
     warmup,
     weights,
