@@ -52,6 +52,7 @@ MODULES = (
     "gf42",
     "gf45",
     "gf47",
+    "gf46",
     "healthy",
     "healthy_checkpoints",
     "healthy_optimizers",

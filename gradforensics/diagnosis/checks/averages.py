@@ -18,9 +18,9 @@ _NO_PAIR = "two checkpoints with an averaged copy between which the weights move
 class _Interval(NamedTuple):
     """Two neighbouring checkpoints that both hold a copy under one key.
 
-    same: every averaged tensor has the same bytes in both. exact: all are float32 or wider. share, elements: of the
-    copy's elements those whose bits changed, and their number. travel: the largest relative move of an averaged
-    weight. counted: whether the copy's own counter went on, None where it keeps none.
+    same: every averaged tensor has the same bytes in both. exact: all are float32 or wider. elements: of live weights
+    whose bits changed. share: elements of the copy whose bits changed, as a share of those. travel: the largest
+    relative move of an averaged weight. counted: whether the copy's own counter went on, None where it keeps none.
     """
 
     first: Average
@@ -50,10 +50,9 @@ def _interval(
 ) -> _Interval:
     earlier = {copy.name: copy for copy, _ in first.pairs}
     both = [(earlier[copy.name], copy) for copy, _ in last.pairs if copy.name in earlier and not copy.nonfinite]
-    travels = [rows[live.name]["rel_travel"] for _, live in last.pairs if live.name in rows]
-    moved = [copies[copy.name] for _, copy in both if copy.name in copies]
-    elements = sum(row["count"] for row in moved)
-    changed = sum(row["count"] * row["changed"] for row in moved)
+    moves = [(rows[live.name], copies.get(copy.name)) for copy, live in last.pairs if live.name in rows]
+    elements = sum(live["count"] * live["changed"] for live, _ in moves)
+    changed = sum(copy["count"] * copy["changed"] for live, copy in moves if copy is not None and live["changed"])
     counted = None if first.updates is None or last.updates is None else last.updates > first.updates
     return _Interval(
         first,
@@ -61,8 +60,8 @@ def _interval(
         bool(both) and all(a.fingerprint == b.fingerprint for a, b in both),
         all(copy.measured in _EXACT for _, copy in both),
         changed / elements if elements else 0.0,
-        elements,
-        max((travel for travel in travels if travel is not None), default=0.0),
+        int(elements),
+        max((live["rel_travel"] for live, _ in moves if live["rel_travel"] is not None), default=0.0),
         counted,
     )
 
@@ -130,7 +129,7 @@ def average_never_updated(evidence: Evidence, *, moved: float, late: float, elem
 
 @check(needs=["tensors"], facts=["key", "before", "checkpoint", "tensors", "travel", "share", "type"])
 def average_rounded_away(evidence: Evidence, *, moved: float, stuck: float) -> Answer:
-    """An averaged copy in a 16-bit type changed less than a share `stuck` of its elements while the weights moved.
+    """An averaged copy in a 16-bit type changed in less than a share `stuck` of the elements in which the weights did.
 
     A step of an average is (1 - decay) times the distance to the weights; below half a unit in the last place it is
     rounded away. A copy in which nothing changed counts only where its own counter went on.
