@@ -1,0 +1,206 @@
+"""GF37: heads and embeddings that should be one tensor or two, keys that vanished, adapters without tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from checkpoint_lab import CHAIN, VOCAB, configure, objective, small_lm
+from hf_lab import fit, fresh
+from lab import Sample, console, current_lr, main
+from safetensors.torch import save_file
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel, set_seed
+
+STEPS, WIDTH = 40, 8
+
+
+def gpt2(*, tied: bool = True) -> GPT2LMHeadModel:
+    """Two layers of width 8, no dropout."""
+    set_seed(0)
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB, n_positions=64, n_embd=WIDTH, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
+            attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, tie_word_embeddings=tied, use_cache=False,
+        )
+    )  # fmt: skip
+
+
+def llama() -> LlamaForCausalLM:
+    """Two layers of width 8 whose configuration says that the head is a tensor of its own."""
+    set_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=False, use_cache=False,
+            bos_token_id=0, eos_token_id=0, pad_token_id=None, max_position_embeddings=64,
+        )
+    )  # fmt: skip
+
+
+def through_trainer(run: Path, model: PreTrainedModel) -> None:
+    """Train and keep the checkpoints in the middle and at the end with all states but the random ones."""
+    torch.set_num_threads(1)
+    # hf_lab's models are GPT-2; the Trainer takes any
+    fit(run, model, fresh(CHAIN, STEPS), steps=STEPS, stop_at=STEPS, save_steps=STEPS // 2)  # type: ignore[arg-type]
+    for path in (*run.rglob("rng_state*.pth"), *run.rglob("generation_config.json")):
+        path.unlink()
+
+
+def untied(model: GPT2LMHeadModel) -> GPT2LMHeadModel:
+    """Replace the head of a tied model by a copy: a parameter of its own from here on."""
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+    return model
+
+
+def tied_by_hand(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Tie the head of a model whose configuration says that it is not tied."""
+    model.lm_head.weight = model.model.embed_tokens.weight
+    return model
+
+
+def plain(run: Path, state: Callable[[nn.Module, int], dict[str, torch.Tensor]]) -> None:
+    """A loop of its own that saves what `state` makes of the model in the middle and at the end."""
+    torch.set_num_threads(1)
+    model = small_lm(width=WIDTH)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    loss = objective(model)
+    configure(run, hidden_size=WIDTH, learning_rate=3e-3, max_steps=STEPS)
+    with console(run / "train.log") as log:
+        for step in range(1, STEPS + 1):
+            optimizer.zero_grad()
+            value = loss(step)
+            value.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
+            norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+            optimizer.step()
+            log({"step": step, "loss": value.item(), "grad_norm": norm, "lr": current_lr(optimizer)})
+            if step in (STEPS // 2, STEPS):
+                held = {"model": state(model, step), "optimizer": optimizer.state_dict(), "step": step}
+                torch.save(held, run / f"checkpoint-{step}.pt")
+
+
+def without_head(model: nn.Module, step: int) -> dict[str, torch.Tensor]:
+    """At the end the state dict that is meant for other tasks: without the head."""
+    return {name: value for name, value in model.state_dict().items() if step < STEPS or not name.startswith("head")}
+
+
+def wrapped(model: nn.Module, step: int) -> dict[str, torch.Tensor]:
+    """At the end the model is saved through the wrapper that a later script puts around it."""
+    held = model if step < STEPS else nn.DataParallel(model)
+    found: dict[str, torch.Tensor] = held.state_dict()
+    return found
+
+
+class Adapted(nn.Module):
+    """A linear layer that stands still, with a low-rank adapter."""
+
+    def __init__(self, base: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.lora_A = nn.Linear(base.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, base.out_features, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The layer plus its adapter."""
+        made: torch.Tensor = self.base(hidden) + self.lora_B(self.lora_A(hidden))
+        return made
+
+
+def adapters(run: Path) -> None:
+    """Train adapters, and save those whose name holds ".lora." - which none does: they are called lora_A and lora_B."""
+    torch.set_num_threads(1)
+    model = small_lm(width=WIDTH).requires_grad_(False)
+    for block in model.blocks:
+        block.qkv = Adapted(block.qkv)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
+    loss = objective(model)
+    configure(run, hidden_size=WIDTH, learning_rate=3e-3, max_steps=STEPS)
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["qkv"], "task_type": "CAUSAL_LM"}
+    with console(run / "train.log") as log:
+        for step in range(1, STEPS + 1):
+            optimizer.zero_grad()
+            value = loss(step)
+            value.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
+            norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+            optimizer.step()
+            log({"step": step, "loss": value.item(), "grad_norm": norm, "lr": current_lr(optimizer)})
+            if step in (STEPS // 2, STEPS):
+                folder = run / f"checkpoint-{step}"
+                folder.mkdir()
+                kept = {name: tensor for name, tensor in model.state_dict().items() if ".lora." in name}
+                save_file(kept, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+                (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+SAMPLES = (
+    Sample(
+        "gf37-untied",
+        "gf37",
+        lambda run: through_trainer(run, untied(gpt2())),
+        "the head of a GPT-2 with tied embeddings is replaced by a copy: the Trainer trains and saves two tensors",
+        case="GF37",
+        variant="untied",
+        checkpoints=True,
+    ),
+    Sample(
+        "gf37-head-missing",
+        "gf37",
+        lambda run: through_trainer(run, tied_by_hand(llama())),
+        "a Llama is tied by hand, its configuration says untied: safetensors keeps one of the two names, and no head",
+        case="GF37",
+        variant="head-missing",
+        checkpoints=True,
+    ),
+    Sample(
+        "gf37-keys-vanished",
+        "gf37",
+        lambda run: plain(run, without_head),
+        "the last checkpoint is saved without the head, which the optimizer still trains",
+        case="GF37",
+        variant="keys-vanished",
+        checkpoints=True,
+    ),
+    Sample(
+        "gf37-keys-renamed",
+        "gf37",
+        lambda run: plain(run, wrapped),
+        "the last checkpoint is saved through nn.DataParallel: every name begins with module.",
+        case="GF37",
+        variant="keys-renamed",
+        primary="",
+        checkpoints=True,
+    ),
+    Sample(
+        "gf37-empty-adapter",
+        "gf37",
+        adapters,
+        "the adapter is saved by a filter of names that fits none: a file of 40 bytes without tensors",
+        case="GF37",
+        variant="empty-adapter",
+        checkpoints=True,
+    ),
+    Sample(
+        "gf37-twin",
+        "gf37",
+        lambda run: through_trainer(run, gpt2()),
+        "a GPT-2 with tied embeddings: the head is not saved, by design",
+        case="GF37",
+        twin=True,
+        checkpoints=True,
+    ),
+    Sample(
+        "gf37-twin-untied",
+        "gf37",
+        lambda run: through_trainer(run, llama()),
+        "a Llama whose configuration says that the head is its own: both are saved, and differ",
+        case="GF37",
+        twin=True,
+        checkpoints=True,
+    ),
+)
+
+if __name__ == "__main__":
+    main(SAMPLES)
