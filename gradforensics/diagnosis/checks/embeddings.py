@@ -13,6 +13,7 @@ from gradforensics.tables import Evidence
 
 _NO_TABLE = "a token embedding in a checkpoint"
 _SMALL = 16  # rows: below, an embedding is rather of segments or classes
+_TINY = 1e-6  # of the longest row: less is lost in the norm of all of them
 _ALIGNED = 64  # vocabularies are padded to multiples of it
 
 
@@ -156,17 +157,21 @@ def _shrunk(first: _State, last: _State, lost: float) -> Hit:
 
 @check(needs=["tensors"], facts=["checkpoint", "name", "row", "times", "before"])
 def one_row_dominates(evidence: Evidence, *, times: float, growth: float) -> Answer:
-    """One row of a token embedding is `times` as long as the rows are on average, and `growth` times what it was."""
+    """One row of a token embedding is `times` as long as the others (root mean square), and `growth` times what it was.
+
+    What it was: in the first checkpoint that holds the embedding.
+    """
     tables = _tables(evidence)
     if isinstance(tables, Missing):
         return tables
     before: dict[str, tuple[float, int | None]] = {}
     judged, hits = False, list[Hit]()
     for table in tables:
-        usual = (table.l2 or 0.0) / math.sqrt(table.shape[0])
-        if table.row_l2_max is None or usual <= 0:
+        longest = table.row_l2_max
+        if longest is None or longest <= 0:
             continue
-        now = table.row_l2_max / usual
+        others = max((table.l2 or 0.0) ** 2 - longest**2, 0.0) / (table.shape[0] - 1)
+        now = longest / max(math.sqrt(others), longest * _TINY)
         if table.name in before:
             judged = True
             was, step = before[table.name]
