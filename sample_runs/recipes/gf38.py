@@ -70,7 +70,8 @@ def zero_rows(run: Path) -> None:
     model = small_lm(width=WIDTH)
     with torch.no_grad():
         rows = torch.cat([model.embedding.weight[:KNOWN], torch.zeros(5, WIDTH)])
-    model.embedding = nn.Embedding.from_pretrained(rows, freeze=False)
+    model.embedding = nn.Embedding(KNOWN + 5, WIDTH)
+    model.embedding.weight = nn.Parameter(rows)
     train(run, model, adamw(model), chain=Chain.make(vocab=KNOWN), vocabulary=KNOWN + 5)
 
 

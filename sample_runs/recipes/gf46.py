@@ -50,7 +50,7 @@ def swa_utils(*, called: bool = True) -> Callable[[TinyLM], tuple[Update, Pack]]
     """An AveragedModel with PyTorch's EMA under the key "ema"; called: whether the loop updates it."""
 
     def prepare(model: TinyLM) -> tuple[Update, Pack]:
-        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))  # type: ignore[no-untyped-call]  # torch's own
 
         def update(_step: int) -> None:
             if called:
@@ -93,7 +93,7 @@ def late(model: TinyLM) -> tuple[Update, Pack]:
     return update, lambda live: {"model": live.state_dict(), "swa_model": average.state_dict()}
 
 
-class Saving(lightning.Callback):
+class Saving(lightning.Callback):  # type: ignore[misc]  # mypy is told not to follow lightning
     """Saves as ModelCheckpoint does, but without the path of the folder, which that one keeps in the file."""
 
     def on_train_batch_end(self, trainer: lightning.Trainer, *_facts: object) -> None:

@@ -1,10 +1,9 @@
-"""Checks on what a checkpoint must hold: a head and embedding that are tied or not, keys that vanished, adapters."""
+"""Checks on what a checkpoint must hold: a head and an embedding that are tied or not, and keys that vanished."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from gradforensics import checkpoint_signals as cs
@@ -22,8 +21,6 @@ _HEAD = lazy(
     r"(?:^|\.)(?:lm_head|head|output|output_layer|embed_out|unembed\w*|output_projection)(?:\.decoder)?\.weight$"
 )
 _GENERATES = lazy(r"(?:ForCausalLM|LMHeadModel|ForMaskedLM)$")
-_ADAPTER_FILE = lazy(r"(?:^|/)adapter_model\.(?:safetensors|bin)$")
-_SMALLEST_ADAPTER = 2000  # bytes: PyTorch's file of an empty dictionary has 400 to 1300, one of safetensors some 40
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
@@ -262,49 +259,10 @@ def keys_renamed(evidence: Evidence) -> Answer:
     return hits if judged else Missing(_TWO)
 
 
-# -- adapters ---------------------------------------------------------------------------------------------------------
-
-
-@check(needs=["settings:peft_type"], facts=["file", "tensors", "bytes"])
-def adapter_empty(evidence: Evidence) -> Answer:
-    """An adapter's file holds no tensors, or tensors without elements, beside the configuration of an adapter."""
-    folders = {
-        str(PurePosixPath(setting.source).parent)
-        for setting in evidence.settings or []
-        if setting.key.rpartition(".")[2] == "peft_type" and setting.source
-    }
-    steps = {one.path: one.step for one in cs.checkpoints(evidence) or []}
-    hits: list[Hit] = []
-    parts = _whole(evidence)
-    judged = False
-    for path, weights in [] if isinstance(parts, Missing) else parts:
-        adapters = [weight for weight in weights if weight.kind in ("lora_a", "lora_b")]
-        judged |= bool(adapters)
-        if adapters and not any(weight.count for weight in adapters):
-            facts: dict[str, Fact] = {"file": adapters[0].source, "tensors": len(adapters), "bytes": None}
-            hits.append(
-                Hit(steps.get(path), None, "tensors", None, 0.0, adapters[0].source, None, adapters[0].name, facts)
-            )
-    for source in evidence.sources:
-        if _ADAPTER_FILE.search(source.path) and str(PurePosixPath(source.path).parent) in folders:
-            judged = True
-            if source.reader is None and 0 < source.bytes < _SMALLEST_ADAPTER:
-                facts = {"file": source.path, "tensors": 0, "bytes": source.bytes}
-                hits.append(Hit(_step_of(source.path), None, None, None, 0.0, source.path, None, None, facts))
-    return hits if judged else Missing("the file of an adapter")
-
-
-def _step_of(path: str) -> int | None:
-    """The step that the folder of a file is called after (checkpoint-500), None where it is not."""
-    found = re.search(r"(?:checkpoint|step)[-_](\d+)$", PurePosixPath(path).parent.name)
-    return int(found[1]) if found else None
-
-
 CHECKS: tuple[Check, ...] = (
     tied_head_differs,
     untied_head_missing,
     keys_vanished,
     keys_vanished_without_optimizer,
     keys_renamed,
-    adapter_empty,
 )
