@@ -71,6 +71,11 @@ def beside(path: str, paths: Iterable[str]) -> str | None:
     )
 
 
+def lies_beside(path: str, paths: Iterable[str]) -> bool:
+    """Whether a path is that of a copy whose weights are in one of the paths."""
+    return is_copy(path) and beside(path, paths) is not None
+
+
 def _bare(name: str) -> str:
     return re.sub(r"[_.-]", "", name)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gradforensics import weight_copies
 from gradforensics.checkpoints import load, pairs
 from gradforensics.checkpoints.adam import Hyper
 from gradforensics.checkpoints.discover import find
@@ -17,7 +18,6 @@ from gradforensics.checkpoints.scan import scan
 from gradforensics.checkpoints.stats import Stats
 from gradforensics.notices import Notice
 from gradforensics.untrusted.files import RegularFile
-from gradforensics.weight_copies import beside, is_copy
 
 if TYPE_CHECKING:
     import polars as pl
@@ -271,7 +271,7 @@ def _pairwise(found: Survey, applied: Applied | None, progress: Progress | None)
     previous: _Measurable | None = None
     waiting = False  # whether the moments of the previous one are still to be measured
     paths = [checkpoint.path for checkpoint in found.checkpoints]
-    compared = [c for c in found.checkpoints if not (is_copy(c.path) and beside(c.path, paths))]  # no step leads there
+    compared = [c for c in found.checkpoints if not weight_copies.lies_beside(c.path, paths)]  # no step leads there
     for index, checkpoint in enumerate(compared):
         mine = (checkpoint, parameters(checkpoint))
         if previous is not None and _follows(previous, mine):

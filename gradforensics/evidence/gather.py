@@ -140,6 +140,7 @@ def _runs(
     part.pieces = without_repeats(part.pieces)
     groups = grouping.group(part.pieces)
     stored = checkpoints.assign(part.loaded, groups)
+    grouping.configure(groups, part.pieces)
     dumps = _assigned_dumps(part, groups)
     if not groups:
         part.notices += [n for one in part.loaded for n in one.checkpoint.notices]

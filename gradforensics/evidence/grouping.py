@@ -71,6 +71,18 @@ def group(pieces: list[Piece]) -> list[Group]:
     return places.groups
 
 
+def configure(groups: list[Group], pieces: list[Piece]) -> None:
+    """Give the configurations that no run has to the runs in or above their folders: checkpoints without a log."""
+    taken = {id(piece) for found in groups for piece in found.pieces}
+    places = Places(groups)
+    for piece in pieces:
+        if id(piece) in taken or piece.is_series or piece.reading.settings is None:
+            continue
+        for found in places.around(piece.folder):
+            if piece.folder.is_relative_to(found.folder):
+                found.pieces.append(piece)
+
+
 def _carry(found: Group, lead: Piece, family: Family) -> None:
     """Give a run the other files of the job of one of its files, in chains where a rank was launched several times."""
     found.pieces += [p for p in family.pieces if p is not lead]

@@ -266,3 +266,19 @@ def test_dumps_alone_are_a_run(run):
 def test_asking_for_names_says_where_there_is_nothing_to_ask(run, trained_run):
     evidence = run.one(names_from_config=True)
     assert {n.text for n in evidence.notices} == {"no config.json beside it: transformers was not asked for names"}
+
+
+def test_a_configuration_beside_checkpoints_without_a_log_is_their_settings(tmp_path):
+    import torch
+
+    for step, rate in ((10, 1e-3), (20, 2e-3)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        torch.save({"w": torch.ones(4, 4)}, folder / "pytorch_model.bin")
+        (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": True, "learning_rate": rate}))
+    (evidence,) = gather([tmp_path])
+    assert evidence.setting("tie_word_embeddings") is True
+    assert [s.source for s in evidence.settings or [] if s.key == "learning_rate"] == [
+        "checkpoint-10/config.json",
+        "checkpoint-20/config.json",
+    ]

@@ -212,10 +212,9 @@ def _gone(one: _Step) -> list[Weight]:
     """The weights that the later checkpoint lacks; empty where it is of another model, or lacks nothing of its own."""
     after = set(one.after)
     if not after & one.before.keys():  # a part of the model was saved in place of the whole
-        starts = {
-            name.removesuffix(some) for some in list(after)[:1] for name in one.before if name.endswith("." + some)
-        }
-        whole = [start for start in starts if all(start + name in one.before for name in after)]
+        some = next(iter(one.after), "")
+        starts = [name.removesuffix(some) for name in one.before if name.endswith(f".{some}")]
+        whole = [start for start in starts if _is_part(one, start)]
         after = {whole[0] + name for name in after} if len(whole) == 1 else after
     if not after <= one.before.keys():
         return []
@@ -225,6 +224,12 @@ def _gone(one: _Step) -> list[Weight]:
         for name, weight in one.before.items()
         if name not in after and weight.fingerprint not in kept and weight.kind not in ("lora_a", "lora_b")
     ]
+
+
+def _is_part(one: _Step, start: str) -> bool:
+    """Whether the later checkpoint is the part of the model whose names begin so."""
+    theirs = [(weight, one.before.get(start + name)) for name, weight in one.after.items()]
+    return all(old is not None and old.shape == weight.shape for weight, old in theirs)
 
 
 def _lost(one: _Step, gone: list[Weight], optimized: int) -> Hit:
