@@ -68,9 +68,13 @@ def replaced(steps):
     return update
 
 
-def steps_of(answer):
+def hits_of(answer):
     assert isinstance(answer, list), answer
-    return [(hit.step, hit.after) for hit in answer]
+    return answer
+
+
+def steps_of(answer):
+    return [(hit.step, hit.after) for hit in hits_of(answer)]
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.9, 0.999, 0.9999, 0.99999])
@@ -83,7 +87,7 @@ def test_an_average_in_float32_moves_at_every_decay(tmp_path, decay):
 
 def test_a_copy_that_stands_still_is_found_in_the_later_half_of_the_run(tmp_path):
     evidence = run(tmp_path, never)
-    (first, second) = average_never_updated(evidence, **NUMBERS, elements=1000)
+    first, second = hits_of(average_never_updated(evidence, **NUMBERS, elements=1000))
     assert (first.step, second.step, first.facts["key"], first.facts["tensors"]) == (40, 60, "ema", 6)
     assert float(first.facts["travel"]) > 0.05
 

@@ -15,12 +15,16 @@ from gradforensics.evidence.gather import gather
 DECAYED = {"lost": 0.1, "share": 0.01, "error": 0.05}
 
 
-def run(folder, *, ids=range(40), decay=0.0, lr=1e-2, steps=200, rows=50, name="embed_tokens", start=None, scale=None):
-    """Train an embedding on tokens out of `ids`, save in the middle and at the end; scale: of the last id's gradient."""
+def run(folder, *, ids=range(40), decay=0.0, lr=1e-2, steps=200, rows=50, name="embed_tokens", start=None, scale=1.0):
+    """Train an embedding on tokens out of `ids`; scale: by which the row of the last one grows in the second half.
+
+    Saved in the middle and at the end.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = torch.nn.ModuleDict({name: torch.nn.Embedding(rows, 8), "out": torch.nn.Linear(8, 4)})
-    table = model[name].weight
+    embedding, out = torch.nn.Embedding(rows, 8), torch.nn.Linear(8, 4)
+    model = torch.nn.ModuleDict({name: embedding, "out": out})
+    table = embedding.weight
     if start is not None:
         with torch.no_grad():
             start(table)
@@ -29,9 +33,9 @@ def run(folder, *, ids=range(40), decay=0.0, lr=1e-2, steps=200, rows=50, name="
     for step in range(1, steps + 1):
         optimizer.zero_grad()
         tokens = choice[torch.randint(len(choice), (64,))]
-        (model["out"](model[name](tokens)) - 1).square().mean().backward()
+        (out(embedding(tokens)) - 1).square().mean().backward()
         optimizer.step()
-        if scale is not None and step > steps // 2:
+        if step > steps // 2:
             with torch.no_grad():
                 table[ids[-1]] *= scale
         if step in (steps // 2, steps):

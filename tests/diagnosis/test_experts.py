@@ -17,10 +17,9 @@ STEPS = 260
 class Layers(torch.nn.Module):
     def __init__(self, experts, shared=False):
         super().__init__()
-        self.mlp = torch.nn.Module()
-        self.mlp.experts = torch.nn.ModuleList(torch.nn.Linear(8, 16) for _ in range(experts))
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(8, 16) for _ in range(experts))
         if shared:
-            self.mlp.shared_experts = torch.nn.ModuleList([torch.nn.Linear(8, 16), torch.nn.Linear(8, 16)])
+            self.shared_experts = torch.nn.ModuleList([torch.nn.Linear(8, 16), torch.nn.Linear(8, 16)])
 
 
 def run(folder, gradient, *, experts=4, betas=(0.9, 0.999), kind=torch.optim.AdamW, shared=False):
@@ -30,7 +29,7 @@ def run(folder, gradient, *, experts=4, betas=(0.9, 0.999), kind=torch.optim.Ada
     model = Layers(experts, shared)
     optimizer = kind(model.parameters(), lr=1e-3, **({"betas": betas} if kind is not torch.optim.SGD else {}))
     for step in range(1, STEPS + 1):
-        for number, expert in enumerate(model.mlp.experts):
+        for number, expert in enumerate(model.experts):
             size = gradient(number, step)
             for parameter in expert.parameters():
                 parameter.grad = None if size is None else size * torch.randn_like(parameter)
@@ -41,10 +40,13 @@ def run(folder, gradient, *, experts=4, betas=(0.9, 0.999), kind=torch.optim.Ada
     return evidence
 
 
-def found(evidence, *, steps=100, rounds=10):
-    answer = experts_without_gradient(evidence, steps=steps, rounds=rounds)
+def hits_of(answer):
     assert isinstance(answer, list), answer
     return answer
+
+
+def found(evidence, *, steps=100, rounds=10):
+    return hits_of(experts_without_gradient(evidence, steps=steps, rounds=rounds))
 
 
 @pytest.mark.parametrize(("betas", "idle"), [((0.9, 0.999), 120), ((0.9, 0.95), 200), ((0.8, 0.99), 150)])
@@ -64,9 +66,9 @@ def test_experts_that_never_had_a_gradient_are_dead_from_the_start(tmp_path):
     [
         lambda e, t: 1.0 if t % (1 + 9 * e) == 0 else 0.0,  # rare tokens, up to one in 28 steps
         lambda e, t: 1.0 if t % (1 + 9 * e) == 0 else None,  # the same where an expert without tokens is left out
-        lambda e, t: 1e-4**e,
+        lambda e, _t: 1e-4**e,
         lambda e, t: 100.0 if (e, t) == (1, 50) else 1.0,  # a spike long ago stays in v
-        lambda e, t: 1.0 if t <= STEPS - 60 else 0.0,
+        lambda _e, t: 1.0 if t <= STEPS - 60 else 0.0,
     ],
     ids=["rare", "left out", "small", "spike", "all stopped at once"],
 )
@@ -91,7 +93,7 @@ def test_shared_experts_are_no_experts_of_the_mixture(tmp_path):
 
 def test_experts_without_a_state(tmp_path):
     evidence = run(tmp_path, lambda e, _t: 1.0 if e < 2 else None)
-    (hit,) = experts_without_state(evidence, steps=100, share=0.8)
+    (hit,) = hits_of(experts_without_state(evidence, steps=100, share=0.8))
     assert (hit.facts["dead"], hit.facts["expert"]) == (2, 2)
     assert experts_without_state(evidence, steps=100, share=0.4) == []
     assert found(evidence) == []
@@ -99,7 +101,7 @@ def test_experts_without_a_state(tmp_path):
 
 def test_uneven_gradients(tmp_path):
     evidence = run(tmp_path, lambda e, _t: 0.01 if e == 3 else 1.0)
-    (hit,) = expert_gradients_uneven(evidence, ratio=30, steps=100)
+    (hit,) = hits_of(expert_gradients_uneven(evidence, ratio=30, steps=100))
     assert hit.facts["expert"] == 3
     assert 90 < float(hit.facts["ratio"]) < 110
     assert expert_gradients_uneven(evidence, ratio=300, steps=100) == []

@@ -35,9 +35,13 @@ def of(folder, *checkpoints, settings=None, optimizers=()):
     return evidence
 
 
-def steps_of(answer):
+def hits_of(answer):
     assert isinstance(answer, list), answer
-    return [hit.step for hit in answer]
+    return answer
+
+
+def steps_of(answer):
+    return [hit.step for hit in hits_of(answer)]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,7 @@ def test_tied_by_the_settings(tmp_path, state, broken):
 def test_the_step_at_which_a_tie_broke(tmp_path):
     tied = {"model.embed_tokens.weight": TABLE, "lm_head.weight": TABLE.clone()}
     evidence = of(tmp_path, tied, tied | {"lm_head.weight": OTHER}, settings={"tie_word_embeddings": True})
-    (hit,) = tied_head_differs(evidence, off=0.01)
+    (hit,) = hits_of(tied_head_differs(evidence, off=0.01))
     assert (hit.step, hit.after, hit.tensor) == (20, 10, "lm_head.weight")
 
 
@@ -124,7 +128,7 @@ BODY, HEAD, LORA = torch.ones(8, 8), torch.full((4, 8), 2.0), torch.full((2, 8),
 )
 def test_keys_that_vanish_from_one_checkpoint_to_the_next(tmp_path, before, after, gone):
     evidence = of(tmp_path, before, after, optimizers=(2, 2))
-    assert [hit.facts["vanished"] for hit in keys_vanished(evidence)] == ([gone] if gone else [])
+    assert [hit.facts["vanished"] for hit in hits_of(keys_vanished(evidence))] == ([gone] if gone else [])
     assert isinstance(keys_vanished_without_optimizer(evidence), Missing)
 
 
@@ -143,7 +147,7 @@ def test_wrappers_change_names(tmp_path):
     evidence = of(
         tmp_path, {"a.weight": BODY, "b.weight": HEAD}, {"_orig_mod.a.weight": BODY, "_orig_mod.b.weight": HEAD}
     )
-    (hit,) = keys_renamed(evidence)
+    (hit,) = hits_of(keys_renamed(evidence))
     assert (hit.step, hit.facts["old"], hit.facts["new"]) == (20, "a.weight", "_orig_mod.a.weight")
 
 
