@@ -43,6 +43,7 @@ _STEPS = (
     "steps", "num_steps", "iter", "it", "niter", "update",
 )  # fmt: skip
 _COUNTERS = frozenset({*_STEPS, "epoch", "epochs", "skipped_steps", "global_samples", "consumed_train_samples", "loss"})
+_PARTS = "_schedulers"  # where torch's SequentialLR and ChainedScheduler keep the state of theirs
 _HISTORY = 3  # fewer numbers in a list are rather betas or sizes
 _MAX_HISTORY = 1_000_000
 _SETTINGS = frozenset(
@@ -79,7 +80,7 @@ class Content:
     tensors: all but those of `optimizers`, which are (path, state dict as plain data with TensorRef, Lost, numbers);
     histories: rows of named numbers that a loop kept beside its weights (lists of one length, lists of dictionaries).
     leaves: by id() the leaf behind every reference in them; flat_groups: hyper-parameters by parameter name, where the
-    optimizer was saved flattened.
+    optimizer was saved flattened. schedulers: how many there are, the parts of a sequence not counted.
     """
 
     tensors: list[Found] = field(default_factory=list)
@@ -89,6 +90,7 @@ class Content:
     facts: dict[str, Any] = field(default_factory=dict)
     settings: list[tuple[str, Any]] = field(default_factory=list)
     histories: list[list[dict[str, float]]] = field(default_factory=list)
+    schedulers: int = 0
     step: int | None = None
 
 
@@ -103,6 +105,7 @@ def understand(root: Any) -> Content:
         elif _is_optimizer(value):
             content.optimizers.append((path, _plain_optimizer(value, content)))
         elif _is_scheduler(value):
+            content.schedulers += _PARTS not in path
             _note(content, _numbered("scheduler", path), value)
         elif _is_scaler(value):
             _note(content, "scaler", value)
@@ -144,7 +147,13 @@ def _is_scaler(value: Any) -> bool:
 
 
 def _numbered(name: str, path: Path) -> str:
-    """The name of a part; of several in a list with its index, from the second on."""
+    """The name of a part; of several in a list with its index, from the second on.
+
+    The schedulers that a SequentialLR or ChainedScheduler runs are "scheduler.parts.0", "scheduler.parts.1" ...
+    """
+    if _PARTS in path:
+        at = path.index(_PARTS)
+        return ".".join([_numbered(name, path[:at]), "parts", *path[at + 1 :]])
     index = path[-1] if path and path[-1].isdigit() else "0"
     return name if index == "0" else f"{name}.{index}"
 

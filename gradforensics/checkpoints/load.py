@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -80,6 +81,7 @@ class _Loading:
         self.loaded = Loaded(self.checkpoint, files[0].path.parent)
         self.formats: set[str] = set()
         self.steps: dict[str, int] = {}
+        self.schedulers: Counter[int | None] = Counter()
         self.whole = True
 
     def run(self) -> Loaded:
@@ -268,6 +270,7 @@ class _Loading:
         self.checkpoint.groups += _flat_groups(content.flat_groups)
         for key, value in content.facts.items():
             self.checkpoint.facts.setdefault(key, value)
+        self.schedulers[rank] += content.schedulers
         self.checkpoint.histories += [(file, rows) for rows in content.histories]
         self.checkpoint.settings += [(name, value, file) for name, value in content.settings]
         if content.step is not None:
@@ -329,6 +332,10 @@ class _Loading:
         counted = [step for optimizer in self.loaded.optimizers for step in optimizer.state.steps.values()]
         if counted:
             checkpoint.facts["optimizer.step"] = max(counted)
+        several = {"optimizers": Counter(o.rank for o in self.loaded.optimizers), "schedulers": self.schedulers}
+        for name, by_rank in several.items():
+            if (count := max(by_rank.values(), default=0)) > 1:
+                checkpoint.facts[name] = count
         fallback = named if named is not None else max(counted, default=None)
         checkpoint.step = trainer if trainer is not None else (stated[-1] if stated else fallback)
 
