@@ -221,8 +221,8 @@ def _counts_updates(evidence: Evidence, found: list[Counters]) -> bool | None:
     ratios = [one.step / one.made for one in found if one.step and one.made]
     if accumulated and accumulated > 1 and ratios and all(abs(r / accumulated - 1) < 0.05 for r in ratios):
         return False
-    # a step has two micro-batches at least
-    return True if ratios and max(ratios) < 1.5 else None
+    # a step has two micro-batches at least, but for the last one of an epoch
+    return True if ratios and max(ratios) < 1.6 else None
 
 
 def neighbours(found: list[Counters]) -> Iterator[tuple[Counters, Counters]]:

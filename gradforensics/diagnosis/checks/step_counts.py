@@ -83,12 +83,13 @@ def saved_scale_below_floor(evidence: Evidence, *, floor: float, backoffs: int) 
         return Missing("a checkpoint with a loss scaler")
     logged = evidence.series("loss_scale")
     top = float(logged.good.values.max()) if logged is not None and len(logged.good) else 0.0
+    known = counts_updates(evidence, counters(evidence) or []) is True
     for index, one in enumerate(found):
         assert one.scaler is not None
         scale = one.scaler.scale
         before = found[index - 1].step if index else None
         if scale < floor:
-            begun = max(top, _began_at(one))
+            begun = top if top >= floor * 2.0**backoffs or not known else _began_at(one)
             if begun >= floor * 2.0**backoffs:
                 facts: dict[str, Fact] = {"lowest": scale, "from_scale": begun, "backoffs": one.behind}
                 return [Hit(one.step, before, "checkpoints", value=scale, source=one.saved.source, facts=facts)]
@@ -102,7 +103,7 @@ def _began_at(one: Counters) -> float:
     if scaler is None or scaler.backoff is None or scaler.growth is None or not scaler.interval or not skips:
         return 0.0
     raised = (one.made or 0) // scaler.interval
-    return scaler.scale * math.exp(-skips * math.log(scaler.backoff) - raised * math.log(scaler.growth))
+    return math.ldexp(scaler.scale, round(-skips * math.log2(scaler.backoff) - raised * math.log2(scaler.growth)))
 
 
 # -- resumes ----------------------------------------------------------------------------------------------------------
