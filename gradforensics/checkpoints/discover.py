@@ -30,6 +30,7 @@ _DEEPSPEED = lazy(r"_(?:model|optim)_states\.pt$")
 _MEGATRON = lazy(r"^mp_rank_\d+(?:_\d+){0,2}$")
 _MEGATRON_FILE = lazy(r"^(?:model_optim_rng|model_rng|distrib_optim|optim)\.pt$")
 _RANK = lazy(r"((?:^|[._-])rank[._-]?)(\d{1,6})(?=[._-]|$)")
+_RANK_FOLDER = lazy(r"^rank[._-]?\d{1,6}$")
 _NO_CHECKPOINT = lazy(
     r"^(?:vocab|merges|tokenizer|spiece|dataset|data|train|val|valid|test|cache|indices)(?:[-_.]?\d+)?\.(?:bin|pt|pkl)$"
 )
@@ -128,19 +129,36 @@ def _merge(found: dict[tuple[str, Kind], Candidate]) -> None:
 
 
 def _ranks(found: dict[tuple[str, Kind], Candidate]) -> None:
-    """Files of one folder that are called after ranks and otherwise alike are one checkpoint."""
+    """Files, or folders, that are called after ranks and otherwise alike are one checkpoint."""
     alike: dict[str, list[Candidate]] = {}
     for candidate in found.values():
-        if candidate.kind == "file" and rank_of(candidate.path) is not None:
-            base = PurePosixPath(candidate.path).name
-            pattern = str(PurePosixPath(candidate.path).parent / _RANK.sub(r"\1*", base))
+        pattern = _any_rank(candidate)
+        if pattern is not None:
             alike.setdefault(pattern, []).append(candidate)
     for pattern, candidates in alike.items():
         if len(candidates) > 1:
             for candidate in candidates:
                 del found[candidate.path, candidate.kind]
-            files = sorted((c.files[0] for c in candidates), key=lambda f: rank_of(f.name) or 0)
+            files = sorted((f for c in candidates for f in c.files), key=lambda f: rank_at(f.name) or 0)
             found[pattern, "ranks"] = Candidate(pattern, "ranks", files)
+
+
+def _any_rank(candidate: Candidate) -> str | None:
+    """The path of a candidate with a star in place of its rank: ckpt/rank*.pt, rank_*/ckpt.pt, ckpt/rank*."""
+    path = PurePosixPath(candidate.path)
+    if candidate.kind == "file" and rank_of(candidate.path) is not None:
+        return str(path.parent / _RANK.sub(r"\1*", path.name))
+    folder = {"file": path.parent, "folder": path}.get(candidate.kind)
+    if folder is None or not _RANK_FOLDER.match(folder.name.lower()):
+        return None
+    named = folder.parent / _RANK.sub(r"\1*", folder.name.lower())
+    return str(named / path.name if candidate.kind == "file" else named)
+
+
+def rank_at(name: str) -> int | None:
+    """The rank that a file, or else its folder, is called after (rank0.pt, rank_3/model.pt), or None."""
+    own, folder = rank_of(name), PurePosixPath(name).parent.name.lower()
+    return rank_of(folder) if own is None and _RANK_FOLDER.match(folder) else own
 
 
 def rank_of(name: str) -> int | None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gradforensics.checkpoints import layout, naming, sharing, tree
-from gradforensics.checkpoints.discover import Candidate, is_side_state, rank_of, step_of
+from gradforensics.checkpoints import layout, naming, tree
+from gradforensics.checkpoints.discover import Candidate, is_side_state, rank_at, rank_of, step_of
 from gradforensics.checkpoints.formats import dcp, deepspeed, safetensors, torch_file
 from gradforensics.checkpoints.layout import Content, Found
 from gradforensics.checkpoints.model import Call, Checkpoint, Checksum, Group, Naming, Placement, Role, Tensor
@@ -175,7 +175,8 @@ class _Loading:
         self.whole = self.whole and found.complete
         for name, ref in found.tensors.items():
             role: Role = "buffer" if ref.dtype not in FLOATS or layout.is_buffer(name) else "param"
-            self.checkpoint.tensors.append(Tensor(name, role, ref, file.name, name, rank_of(file.name)))
+            rank = rank_at(file.name) if self.candidate.kind == "ranks" else rank_of(file.name)
+            self.checkpoint.tensors.append(Tensor(name, role, ref, file.name, name, rank))
         self.loaded.sources.append(naming.unordered_source(file.name, found.tensors))
         self.formats.add("safetensors")
 
@@ -194,7 +195,7 @@ class _Loading:
         if self.candidate.kind == "megatron":
             folders = sorted({str(PurePosixPath(f.name).parent) for f in self.candidate.files})
             return folders.index(str(PurePosixPath(file.name).parent)) if len(folders) > 1 else None
-        return rank_of(file.name) if self.candidate.kind == "ranks" else None
+        return rank_at(file.name) if self.candidate.kind == "ranks" else None
 
     def _opened(self, name: str, opened: torch_file.TorchFile) -> None:
         for text in opened.notices:

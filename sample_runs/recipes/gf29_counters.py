@@ -12,7 +12,7 @@ from gf07 import timed
 from lab import BATCH, LENGTH, Log, Sample, json_lines, main
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-STEPS, STOP, WIDTH, LR = 160, 80, 8, 3e-3
+STEPS, STOP, WIDTH, LR = 150, 80, 8, 3e-3
 
 
 def two_launches(run: Path, *, optimizer_back: bool, schedule_back: bool) -> None:
@@ -74,7 +74,7 @@ SAMPLES = (
         "gf29-optimizer-counter",
         "gf29_counters",
         lambda run: two_launches(run, optimizer_back=False, schedule_back=True),
-        "resumed from step 80 with weights and scheduler, but a new AdamW: it has made 80 steps at step 160",
+        "resumed from step 80 with weights and scheduler, but a new AdamW: it has made 70 steps at step 150",
         case="GF29",
         variant="optimizer-counter",
         ending="unknown",
@@ -84,7 +84,7 @@ SAMPLES = (
         "gf29-schedule-counter",
         "gf29_counters",
         lambda run: two_launches(run, optimizer_back=True, schedule_back=False),
-        "resumed from step 80 with weights and optimizer, but a new scheduler: it was stepped 80 times at step 160",
+        "resumed from step 80 with weights and optimizer, but a new scheduler: it was stepped 70 times at step 150",
         case="GF29",
         variant="schedule-counter",
         ending="unknown",
@@ -103,7 +103,7 @@ SAMPLES = (
         "gf29-twin-counters",
         "gf29_counters",
         lambda run: two_launches(run, optimizer_back=True, schedule_back=True),
-        "resumed from step 80 with weights, optimizer and scheduler: all count 160 at step 160",
+        "resumed from step 80 with weights, optimizer and scheduler: all count 150 at step 150",
         case="GF29",
         twin=True,
         ending="unknown",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gradforensics.checkpoints.discover import find, may_be_part, rank_of, step_of
+from gradforensics.checkpoints.discover import find, may_be_part, rank_at, rank_of, step_of
 from gradforensics.untrusted.files import RegularFile
 
 
@@ -69,6 +69,18 @@ def test_single_files_and_files_of_ranks():
         ("b/rank*.pt", "ranks"): ["rank0.pt", "rank1.pt", "rank10.pt"],
         ("c/rank_0.pt", "file"): ["rank_0.pt"],
     }
+
+
+def test_folders_of_ranks_are_one_checkpoint_in_each_file_or_together():
+    assert found("a/rank_0/ckpt_10.pt", "a/rank_0/ckpt_20.pt", "a/rank_1/ckpt_10.pt", "c/rank0/last.pt") == {
+        ("a/rank_*/ckpt_10.pt", "ranks"): ["ckpt_10.pt", "ckpt_10.pt"],
+        ("a/rank_0/ckpt_20.pt", "file"): ["ckpt_20.pt"],
+        ("c/rank0/last.pt", "file"): ["last.pt"],
+    }
+    assert found("b/step-10/rank0/model.pt", "b/step-10/rank0/optimizer.pt", "b/step-10/rank1/model.pt") == {
+        ("b/step-10/rank*", "ranks"): ["model.pt", "optimizer.pt", "model.pt"],
+    }
+    assert [rank_at(name) for name in ("b/rank1/model.pt", "b/rank1/rank3.pt", "b/ranked/x.pt")] == [1, 3, None]
 
 
 def test_training_arguments_alone_are_kept_for_their_settings():

@@ -127,6 +127,21 @@ def test_an_optimizer_that_goes_on_is_no_hit(points):
     assert restarts(run(*points)) == []
 
 
+def test_an_optimizer_that_made_no_step_in_between_is_no_new_one():
+    evidence = run((140, 140, {}), (300, 140, {}))
+    rows = [{"checkpoint": c, "role": "exp_avg", "name": "w", "nan": 0, "fingerprint": "1"} for c in ("c140", "c300")]
+    assert restarts(evidence)
+    evidence = run((140, 140, {}), (300, 140, {}))
+    evidence.tables["tensors"] = table("tensors", rows)
+    assert isinstance(restarts(evidence), Missing)
+
+
+def test_a_scaler_that_was_not_saved_may_have_skipped_but_never_counts_back():
+    half = {"fp16": True}
+    assert isinstance(restarts(run((140, 140, {}), (300, 150, {}), settings=half)), Missing)
+    assert restarts(run((140, 140, {}), (300, 130, {}), settings=half))
+
+
 def test_counters_that_never_agreed_do_not_count_one_thing():
     assert isinstance(restarts(run((400, 100, {}), (800, 90, {}))), Missing)
     assert isinstance(restarts(run((300, 150, {}))), Missing)
@@ -150,9 +165,14 @@ def test_a_scheduler_that_began_anew():
     def check(*points):
         return scheduler_counter_restarts(run(*points), least=10)
 
-    counts = "scheduler.last_epoch"
-    (hit,) = check((140, 140, {counts: 140}), (300, 300, {counts: 160}))
+    counts, ends = "scheduler.last_epoch", {"scheduler.T_max": 1000}
+    (hit,) = check((140, 140, ends | {counts: 140}), (300, 300, ends | {counts: 160}))
     assert (hit.step, hit.facts["counted"]) == (141, 160)
+    short = {"scheduler.T_max": 150}
+    assert check((140, 140, short | {counts: 140}), (300, 300, short | {counts: 150})) == []  # the next stage
+    assert isinstance(check((140, 140, {counts: 140}), (300, 300, {counts: 160})), Missing)
+    # not stepped any more, or begun anew
+    assert isinstance(check((140, 140, ends | {counts: 140}), (300, 300, ends | {counts: 140})), Missing)
     assert check((140, 140, {counts: 140}), (300, 300, {counts: 300})) == []
     plateau = {"scheduler.num_bad_epochs": 1}
     assert isinstance(check((140, 140, plateau | {counts: 140}), (300, 300, plateau | {counts: 160})), Missing)
@@ -213,9 +233,12 @@ def test_deepspeed_begins_at_minus_one_and_transformers_leaves_the_scheduler_whe
 
 
 def test_a_scheduler_that_stood_still_between_two_checkpoints():
-    assert kinds((60, 60, stepped(60, 300)), (120, 120, stepped(60, 300)), settings={"max_steps": 300}) == [
-        "not-attached"
-    ]
+    settings = {"max_steps": 300}
+    assert kinds((60, 60, stepped(60, 300)), (110, 110, stepped(60, 300)), settings=settings) == ["not-attached"]
+    # or it began anew after step 60
+    assert kinds((60, 60, stepped(60, 300)), (120, 120, stepped(60, 300)), settings=settings) is Missing
+    three = [(step, step, stepped(60, 300)) for step in (60, 120, 180)]
+    assert kinds(*three, settings=settings) == ["not-attached"]
 
 
 def test_an_optimizer_that_is_stepped_with_each_micro_batch():

@@ -59,7 +59,7 @@ def _stepping(evidence: Evidence, least: int, length: float, tolerance: float, s
     """The first checkpoint with a fault, or the last one without; Missing where a scheduler's unit is not certain."""
     doubt = Missing("a checkpoint with the counters of the run, of its optimizer and of its scheduler")
     clean: _Stepping | None = None
-    held: Counters | None = None
+    held: list[Counters] = []
     for one in counters(evidence) or []:
         scheduler = one.scheduler
         if scheduler is None or scheduler.plateau or one.schedulers > 1 or one.optimizers != 1 or one.step is None:
@@ -68,7 +68,7 @@ def _stepping(evidence: Evidence, least: int, length: float, tolerance: float, s
             continue
         speed = _speed(one, scheduler)
         kind = "" if speed == 1 else _kind(evidence, one, held, speed)
-        held = one
+        held.append(one)
         if speed != 1:
             meant = _built_for_updates(evidence, one, scheduler, length, tolerance, shifted)
             if meant is None or (meant and not kind):
@@ -99,7 +99,7 @@ def _speed(one: Counters, scheduler: Scheduler) -> float:
     return scheduler.counted / one.made
 
 
-def _kind(evidence: Evidence, one: Counters, before: Counters | None, speed: float) -> str:
+def _kind(evidence: Evidence, one: Counters, earlier: list[Counters], speed: float) -> str:
     """The fault that a speed speaks of where the schedule was built for optimizer steps, "" for none that is known."""
     counted = one.scheduler.counted if one.scheduler is not None else 0
     if speed >= 2 and speed == int(speed):
@@ -109,10 +109,22 @@ def _kind(evidence: Evidence, one: Counters, before: Counters | None, speed: flo
         return "too-fast"
     if speed >= 1:
         return ""
-    still = before is not None and before.scheduler is not None and before.scheduler.counted == counted
-    if counted == 0 or still:
+    if counted == 0 or _stands_still(one, earlier):
         return "not-attached"
     return "per-epoch" if speed <= 0.5 and _regular(evidence, one) else ""
+
+
+def _stands_still(one: Counters, earlier: list[Counters]) -> bool:
+    """Whether the scheduler was not stepped since the checkpoint before.
+
+    Two equal counters may also be those of a new scheduler that was stepped as often since: not where it stands higher
+    than the steps in between, nor where three checkpoints agree.
+    """
+    counted = [c.scheduler.counted for c in [*earlier, one] if c.scheduler is not None]
+    if len(counted) < 2 or counted[-2] != counted[-1]:
+        return False
+    between = (one.step or 0) - (earlier[-1].step or 0)
+    return counted[-1] > between + 1 or counted[-3:] == [counted[-1]] * 3
 
 
 def _regular(evidence: Evidence, one: Counters) -> bool:

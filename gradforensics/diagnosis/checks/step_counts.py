@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from gradforensics import checkpoint_signals as cs
 from gradforensics.diagnosis.checks.precision import trains_in_fp16
 from gradforensics.diagnosis.resumes import resumes
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
@@ -114,6 +115,20 @@ def _explained(one: Counters, highest: float) -> bool:
     return one.scaler is not None and (one.behind or 0) <= most_skipped(one, highest)
 
 
+def _may_have_skipped(evidence: Evidence, one: Counters) -> bool:
+    """Whether a loss scaler of which the checkpoint tells nothing may have skipped steps."""
+    return one.scaler is None and (trains_in_fp16(evidence) or evidence.series("loss_scale") is not None)
+
+
+def _same_moments(evidence: Evidence, before: Counters, after: Counters) -> bool:
+    """Whether the first moments of two checkpoints are the same bytes: no step was made in between."""
+    found = cs.states(evidence, "exp_avg").items()
+    first, last = (
+        {key[1:]: row["fingerprint"] for key, row in found if key[0] == one.saved.path} for one in (before, after)
+    )
+    return bool(first) and first == last
+
+
 @check(needs=["checkpoints", "groups"], facts=["made", "at", "before", "count"])
 def optimizer_counter_restarts(evidence: Evidence, *, least: int, highest: float) -> Answer:
     """Between two checkpoints the optimizer's step counter began anew, and that of the run went on (detector D27).
@@ -127,6 +142,8 @@ def optimizer_counter_restarts(evidence: Evidence, *, least: int, highest: float
         if before.step is None or after.step is None or not before.made or after.made is None:
             continue
         if before.behind != 0 or before.made < least:
+            continue
+        if after.made >= before.made and (_may_have_skipped(evidence, after) or _same_moments(evidence, before, after)):
             continue
         judged = True
         if after.made > after.step - before.step or _explained(after, highest):
@@ -163,9 +180,10 @@ def optimizer_counter_behind(evidence: Evidence, *, least: int, highest: float, 
 
 @check(needs=["checkpoints", "facts"], facts=["counted", "at", "before", "count"])
 def scheduler_counter_restarts(evidence: Evidence, *, least: int) -> Answer:
-    """Between two checkpoints the scheduler's counter began anew, and that of the run went on.
+    """Between two checkpoints the scheduler's counter began anew before its end, and that of the run went on.
 
-    In the earlier one the scheduler had been stepped once per step of the run. least: steps that it had made.
+    In the earlier one the scheduler had been stepped once per step of the run. One that had come to its end, or that
+    another one of another length follows, was the schedule of a stage. least: steps that it had made.
     """
     judged = False
     for before, after in neighbours(counters(evidence) or []):
@@ -174,10 +192,17 @@ def scheduler_counter_restarts(evidence: Evidence, *, least: int) -> Answer:
             continue
         if max(before.schedulers, after.schedulers) > 1 or old.counted < least or abs(old.counted - before.step) > 1:
             continue
+        if new.counted == old.counted:  # begun anew, or not stepped any more
+            continue
         judged = True
         if new.counted > after.step - before.step or after.scaler is not None:
             continue
-        begun = after.step - new.counted
+        begun, planned = after.step - new.counted, evidence.number("max_steps")
+        length = planned if old.length is None else old.length
+        if length is None or old.length != new.length:
+            return Missing("the length of the schedule that began anew")
+        if begun >= length:
+            continue
         facts: dict[str, Fact] = {"counted": new.counted, "at": after.step, "before": begun, "count": old.counted}
         return [Hit(begun + 1, begun, "checkpoints", value=new.counted, source=after.saved.source, facts=facts)]
     return [] if judged else Missing("two checkpoints with a scheduler that is stepped with the optimizer")
