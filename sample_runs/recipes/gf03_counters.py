@@ -40,7 +40,6 @@ SAMPLES = (
         "optimizer.step() stands inside the loop over the four micro-batches: nothing is accumulated",
         case="GF03",
         variant="stepped-each",
-        ending="unknown",
         checkpoints=True,
     ),
 )

@@ -65,7 +65,6 @@ SAMPLES = (
         "every tenth step from 61 on has a root of 0 in its loss and is skipped; only the counters of step 200 tell",
         case="GF12",
         variant="frequent-skips",
-        ending="unknown",
         checkpoints=True,
     ),
     Sample(
@@ -75,7 +74,6 @@ SAMPLES = (
         "from step 60 on the gradient of a root is NaN at any scale: the scale ends below 1, the optimizer at 59",
         case="GF12",
         variant="collapsed",
-        ending="unknown",
         checkpoints=True,
     ),
     Sample(
@@ -85,7 +83,6 @@ SAMPLES = (
         "a scale that begins at 2^30 finds its level in the first steps and is tried upwards every 40 good steps",
         case="GF12",
         twin=True,
-        ending="unknown",
         checkpoints=True,
     ),
 )

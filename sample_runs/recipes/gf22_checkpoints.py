@@ -30,7 +30,6 @@ SAMPLES = (
         "DDP is left in no_sync() from step 31 on; both ranks save, and only rank 0 logs",
         case="GF22",
         variant="saved-apart",
-        ending="unknown",
         checkpoints=True,
     ),
     Sample(
@@ -40,7 +39,6 @@ SAMPLES = (
         "rank 1 skips every sixth step by itself from step 31 on",
         case="GF22",
         variant="step-counters",
-        ending="unknown",
         checkpoints=True,
     ),
     Sample(
@@ -50,7 +48,16 @@ SAMPLES = (
         "tensor and sequence parallelism; the gradients of the layer norms are not reduced over the two ranks",
         case="GF22",
         variant="tensor-parallel",
-        ending="unknown",
+        checkpoints=True,
+    ),
+    Sample(
+        "gf22-saved-rounding",
+        "gf22_checkpoints",
+        partial(launch, job="rounding"),
+        "DDP whose rank 1 runs the fused AdamW and rank 0 the plain one: the replicas differ in their last bits",
+        case="GF22",
+        variant="rounding",
+        primary="",
         checkpoints=True,
     ),
     Sample(
@@ -60,7 +67,6 @@ SAMPLES = (
         "DDP as it should be, saved by both ranks: equal in every bit",
         case="GF22",
         twin=True,
-        ending="unknown",
         checkpoints=True,
     ),
     Sample(
@@ -70,7 +76,6 @@ SAMPLES = (
         "tensor and sequence parallelism as they should be: shards differ, norms do not",
         case="GF22",
         twin=True,
-        ending="unknown",
         checkpoints=True,
     ),
 )

@@ -77,7 +77,7 @@ SAMPLES = (
         "resumed from step 80 with weights and scheduler, but a new AdamW: it has made 70 steps at step 150",
         case="GF29",
         variant="optimizer-counter",
-        ending="unknown",
+        ending="truncated",
         checkpoints=True,
     ),
     Sample(
@@ -87,7 +87,7 @@ SAMPLES = (
         "resumed from step 80 with weights and optimizer, but a new scheduler: it was stepped 70 times at step 150",
         case="GF29",
         variant="schedule-counter",
-        ending="unknown",
+        ending="truncated",
         checkpoints=True,
     ),
     Sample(
@@ -106,7 +106,7 @@ SAMPLES = (
         "resumed from step 80 with weights, optimizer and scheduler: all count 150 at step 150",
         case="GF29",
         twin=True,
-        ending="unknown",
+        ending="truncated",
         checkpoints=True,
     ),
     Sample(

@@ -30,19 +30,22 @@ SIZE = 2
 Step = Callable[[int], float]
 
 
-def adam(model: nn.Module) -> torch.optim.AdamW:
+def adam(model: nn.Module, *, fused: bool = False) -> torch.optim.AdamW:
     """AdamW at a constant rate."""
-    return torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1)
+    return torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
 
 
 # -- data parallelism -------------------------------------------------------------------------------------------------
 
 
 def replicas(job: str, run: Path) -> Step:
-    """DDP; from step FAULT on its gradients are not reduced ("no-sync"), or rank 1 skips every sixth step ("skips")."""
+    """DDP; from step FAULT on its gradients are not reduced ("no-sync"), or rank 1 skips every sixth step ("skips").
+
+    "rounding": rank 1 has another implementation of AdamW, which rounds otherwise.
+    """
     rank = dist.get_rank()
     model = DistributedDataParallel(small_lm(layers=1, width=WIDTH))
-    optimizer, generator = adam(model), np.random.default_rng(rank + 1)
+    optimizer, generator = adam(model, fused=job == "rounding" and rank == 1), np.random.default_rng(rank + 1)
 
     def step(number: int) -> float:
         if job == "no-sync" and number == FAULT:
