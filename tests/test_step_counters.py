@@ -97,6 +97,13 @@ def test_of_several_optimizers_none_is_taken_for_that_of_the_run(tmp_path):
     assert (one.optimizers, one.made) == (2, None)
 
 
+def test_two_schedulers_are_counted_and_the_parts_of_one_are_not(tmp_path):
+    _, optimizer = model_and_optimizer()
+    pair = {"a": lr_scheduler.StepLR(optimizer, 10).state_dict(), "b": sequence(optimizer).state_dict()}
+    assert saved(tmp_path, sequence, steps=2).schedulers == 1
+    assert saved(tmp_path, sequence, steps=2, more=pair).schedulers == 3
+
+
 def test_the_scale_bounds_how_many_steps_the_scaler_of_torch_can_have_skipped(tmp_path):
     model, optimizer = model_and_optimizer()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=10)

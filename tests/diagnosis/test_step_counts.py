@@ -14,7 +14,7 @@ from gradforensics.diagnosis.checks.step_counts import (
     scheduler_counter_restarts,
 )
 from gradforensics.diagnosis.vocabulary import Missing
-from gradforensics.tables import TABLES, Evidence, Setting
+from gradforensics.tables import TABLES, Evidence, SeriesFrame, SeriesKey, Setting, series_frame
 
 TORCH = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 
@@ -157,6 +157,10 @@ def test_a_trainer_whose_optimizer_is_behind_was_resumed_without_it():
     assert check(run((300, 295, {}), form="hf-trainer+torch-zip")) == []
     assert check(run((300, 290, scaler(64.0)), form="hf-trainer+torch-zip")) == []
     assert isinstance(check(run((300, 150, {}))), Missing)  # a plain loop may count anything
+    resumed = run((300, 150, {}))
+    frame = {"attempt": [0] * 150 + [1] * 150, "step": list(range(1, 301))}
+    resumed.frames[SeriesKey("run", "train", "loss", "loss", "x")] = SeriesFrame(series_frame(frame, [2.0] * 300))
+    assert [h.step for h in check(resumed, said="yes")] == [151]
     half = run((300, 150, {}), form="hf-trainer+torch-zip", settings={"fp16": True})
     assert isinstance(check(half), Missing)
 

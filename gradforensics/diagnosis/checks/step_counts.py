@@ -156,13 +156,14 @@ def optimizer_counter_restarts(evidence: Evidence, *, least: int, highest: float
 
 @check(needs=["checkpoints", "groups"], facts=["made", "at", "before", "count"])
 def optimizer_counter_behind(evidence: Evidence, *, least: int, highest: float, said: str) -> Answer:
-    """The optimizer of the first checkpoint has made fewer steps than a trainer that counts optimizer steps.
+    """The optimizer of the first checkpoint has made fewer steps than the run.
 
     It was created in between, without the state of the one before. A loss scaler must not explain it by skipped steps.
-    least: steps that are missing; highest: as in optimizer_skipped_steps. said: "yes" asks for a resume at that step in
-    the log, "no" for its absence.
+    least: steps that are missing; highest: as in optimizer_skipped_steps. said: "yes" asks for a resume in the log
+    at just that step; "no" for its absence, and for a trainer whose step counts optimizer steps.
     """
-    found = [one for one in counters(evidence) or [] if one.behind is not None and one.trainer]
+    told = [one for one in counters(evidence) or [] if one.behind is not None]
+    found = [one for one in told if one.trainer or said == "yes"]
     if not found:
         return Missing("a checkpoint of a trainer that counts optimizer steps, with the optimizer's step counter")
     first = found[0]
