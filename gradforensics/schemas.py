@@ -33,7 +33,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "checkpoints": {
         "path": pl.String, "format": pl.String, "step": pl.Int64, "complete": pl.Boolean, "bytes": pl.UInt64,
         "source": pl.String, "tensors": pl.Int64, "parameters": pl.Int64, "nonfinite": pl.Int64, "naming": pl.String,
-        "naming_sure": pl.String,
+        "naming_sure": pl.String, "damage": pl.String, "damaged": pl.String, "damage_text": pl.String,
     },
     "tensors": {
         "checkpoint": pl.String, "step": pl.Int64, "rank": pl.UInt32, "placement": pl.String, "role": pl.String,

@@ -89,7 +89,7 @@ def _home(path: PurePosixPath, folder: PurePosixPath, base: str) -> tuple[str, K
         return str(folder), "deepspeed"
     if _MEGATRON.match(folder.name) and _MEGATRON_FILE.match(base):
         return str(folder.parent), "megatron"
-    if _WEIGHTS.match(base.lower()) or _STATE.match(base):
+    if is_weights(base) or is_state(base):
         return str(folder), "folder"
     return str(path), "file"
 
@@ -187,7 +187,17 @@ def _natural(path: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path)]
 
 
+def is_weights(base: str) -> bool:
+    """Whether a file is called as the frameworks call the weights, or a shard of them, in a checkpoint's folder."""
+    return bool(_WEIGHTS.match(base.lower()))
+
+
+def is_state(base: str) -> bool:
+    """Whether a file is called as they call what stands beside the weights: an optimizer, random states ..."""
+    return bool(_STATE.match(base))
+
+
 def is_side_state(name: str) -> bool:
     """Whether a file of a checkpoint's folder holds neither weights nor an optimizer: random states, schedulers ..."""
     base = PurePosixPath(name).name
-    return bool(_STATE.match(base)) and not base.startswith("optimizer")
+    return is_state(base) and not base.startswith("optimizer")

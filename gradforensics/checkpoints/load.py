@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
 from gradforensics.checkpoints import layout, naming, tree
-from gradforensics.checkpoints.discover import Candidate, is_side_state, rank_at, rank_of, step_of
+from gradforensics.checkpoints.discover import Candidate, is_side_state, is_state, is_weights, rank_of, step_of
 from gradforensics.checkpoints.formats import dcp, deepspeed, safetensors, torch_file
 from gradforensics.checkpoints.layout import Content, Found
-from gradforensics.checkpoints.model import Call, Checkpoint, Checksum, Group, Naming, Placement, Role, Tensor
+from gradforensics.checkpoints.model import Call, Checkpoint, Checksum, Fault, Group, Naming, Placement, Role, Tensor
 from gradforensics.checkpoints.optimizer import OptimizerState, read_optimizer, role_of
 from gradforensics.checkpoints.refs import Lost, TensorRef
 from gradforensics.notices import Notice, Progress
 from gradforensics.untrusted import danger, pickles
 from gradforensics.untrusted.dtypes import FLOATS
-from gradforensics.untrusted.files import LFS_POINTER, Readable, RefusedError, RegularFile
+from gradforensics.untrusted.files import LFS_POINTER, Damage, DamagedError, Readable, RefusedError, RegularFile
 
 _GLOBAL_STEP = re.compile(rb'"global_step"\s*:\s*(\d{1,15})\b')
 _OTHER_CONTENT = re.compile(r"\.(?:bin|pkl|pickle|tar)$")  # suffixes that many other files have
@@ -106,14 +105,24 @@ class _Loading:
         except RefusedError as error:
             self.checkpoint.unread.add(file.name)
             self._uses(file.name, error.uses)
-            self._broken(file.name, f"not read: {error}")
+            self._broken(file.name, f"not read: {error}", error.damage)
         except OSError as error:
             self.checkpoint.unread.add(file.name)
             self._broken(file.name, f"not read: {error.strerror or error}")
 
-    def _broken(self, file: str, text: str) -> None:
+    def _broken(self, file: str, text: str, damage: Damage | None = None) -> None:
         self.whole = False
         self.checkpoint.notices.append(Notice(file, None, text))
+        if damage is not None:
+            self.checkpoint.faults.append(Fault(damage, file, text))
+
+    def _noted(self, file: str, texts: Iterable[str], damage: Damage | None, *, complete: bool) -> None:
+        """What a reader says of a file: of a damaged one, its first notice tells how."""
+        listed = list(texts)
+        self.checkpoint.notices += [Notice(file, None, text) for text in listed]
+        self.whole = self.whole and complete
+        if damage is not None:
+            self.checkpoint.faults.append(Fault(damage, file, listed[0]))
 
     # -- files of their own -------------------------------------------------------------------------------------------
 
@@ -121,8 +130,8 @@ class _Loading:
         base = PurePosixPath(file.name).name
         with file.open() as opened:
             head = opened.read(0, min(_HEAD, opened.size))
-        if not head:
-            raise RefusedError("empty file")
+        if not head.strip(b"\0"):
+            self._refuse_lost(file, head)
         if head.startswith(LFS_POINTER):
             raise RefusedError("only a git-LFS pointer: the content was not fetched (git lfs pull)")
         if base == "trainer_state.json":
@@ -140,6 +149,15 @@ class _Loading:
         elif not (base == "training_args.bin" and head.lstrip().startswith(b"{")):
             self.checkpoint.unread.add(file.name)
             self.checkpoint.notices.append(Notice(file.name, None, "not read: no checkpoint by its content"))
+
+    def _refuse_lost(self, file: RegularFile, head: bytes) -> NoReturn:
+        """Refuse a file without content; it is damaged where its name is that of a checkpoint's part."""
+        base = PurePosixPath(file.name).name
+        part = is_weights(base) or is_state(base) or step_of(file.name) is not None
+        text = f"its first {len(head)} bytes are zeros: the content was lost" if head else "empty file"
+        if part and not base.endswith(".json"):
+            raise DamagedError("changed" if head else "empty", text)
+        raise RefusedError(text)
 
     def _trainer_state(self, file: RegularFile, head: bytes) -> None:
         matched = _GLOBAL_STEP.search(head)
@@ -163,16 +181,15 @@ class _Loading:
         present = {PurePosixPath(f.name).name for f in self.candidate.files}
         wanted = sorted({name for name in weights.values() if isinstance(name, str)})
         absent = [name for name in wanted if name not in present]
-        if absent:
-            self._broken(file.name, f"{len(absent)} of {len(wanted)} shards are missing, such as {absent[0]}")
+        if absent:  # where none is there, the weights were left out on purpose
+            text = f"{len(absent)} of {len(wanted)} shards are missing, such as {absent[0]}"
+            self._broken(file.name, text, "missing" if len(absent) < len(wanted) else None)
         self.checkpoint.facts["index.tensors"] = len(weights)
         self.formats.add("sharded")
 
     def _safetensors(self, file: RegularFile) -> None:
         found = safetensors.read(file)
-        for text in found.notices:
-            self.checkpoint.notices.append(Notice(file.name, None, text))
-        self.whole = self.whole and found.complete
+        self._noted(file.name, found.notices, None if found.complete else "cut", complete=found.complete)
         for name, ref in found.tensors.items():
             role: Role = "buffer" if ref.dtype not in FLOATS or layout.is_buffer(name) else "param"
             rank = rank_at(file.name) if self.candidate.kind == "ranks" else rank_of(file.name)
@@ -198,9 +215,7 @@ class _Loading:
         return rank_at(file.name) if self.candidate.kind == "ranks" else None
 
     def _opened(self, name: str, opened: torch_file.TorchFile) -> None:
-        for text in opened.notices:
-            self.checkpoint.notices.append(Notice(name, None, text))
-        self.whole = self.whole and opened.complete
+        self._noted(name, opened.notices, opened.damage, complete=opened.complete)
         self.loaded.checks += opened.checks()
         self._uses(name, opened.uses)
 
@@ -221,7 +236,7 @@ class _Loading:
                 self._broken(files[0].name, "the .metadata file that describes these data files is missing")
         except RefusedError as error:
             self._uses(files[0].name, error.uses)
-            self._broken(files[0].name, f"not read: {error}")
+            self._broken(files[0].name, f"not read: {error}", error.damage)
         except OSError as error:
             self._broken(files[0].name, f"not read: {error.strerror or error}")
         self.checkpoint.facts.setdefault("folder", folder)
@@ -229,9 +244,8 @@ class _Loading:
     def _dcp(self, files: dict[str, Readable]) -> None:
         metadata = files[".metadata"]
         found = dcp.read(metadata, files)
-        for text in found.notices:
-            self.checkpoint.notices.append(Notice(metadata.name, None, text))
-        self.whole = self.whole and found.complete
+        self._noted(metadata.name, found.notices, None, complete=found.complete)
+        self.checkpoint.faults += found.faults
         self.loaded.checks += found.checks
         self._uses(metadata.name, found.uses)
         self._content(layout.understand(found.root), metadata.name, None, ordered=found.ordered)
@@ -240,8 +254,8 @@ class _Loading:
     def _deepspeed(self, files: dict[str, Readable]) -> None:
         found = deepspeed.read(files)
         for name, text in found.notices:
-            self.checkpoint.notices.append(Notice(name, None, text))
-        self.whole = self.whole and found.complete
+            self._noted(name, [text], None, complete=found.complete)
+        self.checkpoint.faults += found.faults
         for name, uses in found.uses:
             self._uses(name, uses)
         for name, opened in found.opened:
@@ -316,8 +330,18 @@ class _Loading:
             self._broken(checkpoint.files[0], "no weights: only the state beside them was saved")
         unfinished = PurePosixPath(checkpoint.path).name.startswith("tmp-")
         if unfinished:
-            self._broken(checkpoint.path, "the folder has the name of one that was still being written")
+            text = "the folder has the name of one that was still being written"
+            self._broken(checkpoint.path, text, "unfinished")
+        if not any(t.ref.count for t in checkpoint.tensors if t.role in ("param", "master")):
+            self._hollow()
         checkpoint.complete = self.whole if weights or not self.whole else None
+
+    def _hollow(self) -> None:
+        """A file of weights in which there are none: an adapter that was saved from parameters that are sharded."""
+        readable = (PurePosixPath(f) for f in self.checkpoint.files if f not in self.checkpoint.unread)
+        empty = [str(path) for path in readable if is_weights(path.name)]
+        if empty and not self.checkpoint.faults:
+            self._broken(empty[0], "a file of weights that holds no element of any parameter", "hollow")
 
     def _step(self) -> None:
         """The step of the checkpoint: what its files say, else its name; files that differ are named."""

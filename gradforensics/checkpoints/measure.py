@@ -12,12 +12,12 @@ from gradforensics.checkpoints import load, pairs
 from gradforensics.checkpoints.adam import Hyper
 from gradforensics.checkpoints.discover import find
 from gradforensics.checkpoints.load import Loaded
-from gradforensics.checkpoints.model import Checkpoint, Checksum, Group, Tensor, is_mask
+from gradforensics.checkpoints.model import Checkpoint, Checksum, Fault, Group, Tensor
 from gradforensics.checkpoints.refs import Run
 from gradforensics.checkpoints.scan import scan
 from gradforensics.checkpoints.stats import Stats
 from gradforensics.notices import Notice
-from gradforensics.untrusted.files import RegularFile
+from gradforensics.untrusted.files import Damage, RegularFile
 
 if TYPE_CHECKING:
     import polars as pl
@@ -26,6 +26,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 Applied: TypeAlias = Callable[[int, int, Group], pairs.Applied | None]
 
 _COUNTED = ("param", "master", "buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "state")
+_WORST: tuple[Damage, ...] = ("changed", "cut", "empty", "missing", "hollow", "unfinished")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
@@ -138,7 +139,9 @@ def _scan(checkpoint: Checkpoint, progress: Callable[[int, int], None] | None) -
             results[id(tensor)] = result
         else:
             checkpoint.notices.append(Notice(tensor.file, None, f"tensor {tensor.key} was not measured: {result}"))
-    checkpoint.notices += _damaged(found.failed, tensors)
+    damaged = _damaged(found.failed, tensors)
+    checkpoint.notices += damaged
+    checkpoint.faults += [Fault("changed", notice.source or checkpoint.path, notice.text) for notice in damaged]
     if found.failed or len(results) < len(tensors):
         checkpoint.complete = False
     return results
@@ -185,7 +188,7 @@ def _checkpoint_row(checkpoint: Checkpoint, results: Mapping[int, Stats], *, mea
     return {
         "path": checkpoint.path, "format": checkpoint.format, "step": checkpoint.step, "complete": checkpoint.complete,
         "bytes": checkpoint.bytes, "source": checkpoint.files[0] if checkpoint.files else None,
-        "tensors": len(checkpoint.tensors),
+        "tensors": len(checkpoint.tensors), **_fault_cells(checkpoint),
         "parameters": sum(t.ref.count for t in checkpoint.tensors if t.role == "param"),
         "nonfinite": bad if measured else None,
         "naming": checkpoint.naming.how if checkpoint.naming else None,
@@ -193,10 +196,10 @@ def _checkpoint_row(checkpoint: Checkpoint, results: Mapping[int, Stats], *, mea
     }  # fmt: skip
 
 
-def _nonfinite(tensor: Tensor, stats: Stats) -> int:
-    """NaN and infinities of a tensor; -inf in a mask, which is a buffer if the file tells, is not counted."""
-    masked = tensor.role == "buffer" or is_mask(tensor.name)
-    return (stats.nan or 0) + (stats.posinf or 0) + (0 if masked else stats.neginf or 0)
+def _fault_cells(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The worst fault of a checkpoint, as cells of its row."""
+    worst = min(checkpoint.faults, key=lambda fault: _WORST.index(fault.kind), default=None)
+    return {} if worst is None else {"damage": worst.kind, "damaged": worst.file, "damage_text": worst.text}
 
 
 def _group_row(checkpoint: Checkpoint, group: Group) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from gradforensics.checkpoints.refs import TensorRef
 from gradforensics.notices import Notice
-from gradforensics.patterns import lazy
-from gradforensics.untrusted.files import Readable
+from gradforensics.untrusted.files import Damage, Readable
 
 Role: TypeAlias = Literal[
     "param", "buffer", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "grad", "state", "other"
@@ -103,11 +102,21 @@ class Call:
     arguments: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong with the files of a checkpoint: what, in which file (or folder), in words."""
+
+    kind: Damage
+    file: str
+    text: str
+
+
 @dataclass(slots=True)
 class Checkpoint:
     """One checkpoint.
 
-    path: relative to the input. complete: None where nothing tells. unread: files that could not be read at all.
+    path: relative to the input. complete: None where nothing tells; faults: what was damaged for certain. unread: files
+    that could not be read at all.
 
     checksums: of zip records that are no single tensor, checked in the same scan. settings: (name, value, file) of
     pickled training arguments and configurations, names joined with dots. histories: (file, rows) of named numbers
@@ -124,6 +133,7 @@ class Checkpoint:
     bytes: int = 0
     files: list[str] = field(default_factory=list)
     unread: set[str] = field(default_factory=set)
+    faults: list[Fault] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     naming: Naming | None = None

@@ -9,18 +9,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Literal, Protocol, TypeAlias
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec"  # how a file begins that was not fetched
+
+
+Damage: TypeAlias = Literal["changed", "cut", "empty", "missing", "hollow", "unfinished"]
+"""What can be wrong with the files of a checkpoint: bytes that were changed, a file that was cut or is empty, one that
+others name and that is not there, one of weights that holds none, a folder that was still being written."""
 
 
 class RefusedError(Exception):
     """Content that breaks its format or a bound; the text says what, in words for the user.
 
-    uses: of a pickle, the names (pickles.Use by name) that loading it would have imported before it broke.
+    uses: of a pickle, the names (pickles.Use by name) that loading it would have imported before it broke. damage: how
+    the file was damaged, None where it may be whole and only not for us to read.
     """
 
     uses: Mapping[str, Any] = MappingProxyType({})
+    damage: Damage | None = None
+
+
+class DamagedError(RefusedError):
+    """Content that is not what its writer wrote: it was cut short, is empty, or its bytes were changed."""
+
+    def __init__(self, damage: Damage, text: str) -> None:
+        super().__init__(text)
+        self.damage = damage
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -70,7 +85,8 @@ class _Descriptor:
 
     def read(self, offset: int, count: int) -> bytes:
         if offset < 0 or count < 0 or offset + count > self.size:
-            raise RefusedError(f"the file ends at byte {self.size}; {count} bytes from {offset} on were expected")
+            text = f"the file ends at byte {self.size}; {count} bytes from {offset} on were expected"
+            raise DamagedError("cut", text)
         parts: list[bytes] = []
         while count:
             part = os.pread(self._number, count, offset)

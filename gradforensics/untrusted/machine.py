@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from gradforensics.untrusted.files import Opened, RefusedError
+from gradforensics.untrusted.files import DamagedError, Opened, RefusedError
 from gradforensics.untrusted.inert import (
     CALLS,
     Buildable,
@@ -84,7 +84,7 @@ class Feed:
     def _fill(self, count: int) -> None:
         left = len(self._data) - self._at
         if count - left > self._end - self._next:
-            raise RefusedError(f"the pickle breaks off at byte {self._end}")
+            raise DamagedError("cut", f"the pickle breaks off at byte {self._end}")
         size = min(max(count - left, _CHUNK), self._end - self._next)
         self._data = self._data[self._at :] + self._opened.read(self._next, size)
         self._next, self._at = self._next + size, 0
@@ -101,7 +101,7 @@ class Feed:
         if count > _CHUNK:  # past the buffer, so that no second copy is made
             start = self.position
             if count > self._end - start:
-                raise RefusedError(f"the pickle breaks off at byte {self._end}")
+                raise DamagedError("cut", f"the pickle breaks off at byte {self._end}")
             self._data, self._at, self._next = b"", 0, start + count
             return self._opened.read(start, count)
         if self._at + count > len(self._data):

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gradforensics.untrusted.files import Opened, RefusedError
+from gradforensics.untrusted.files import DamagedError, Opened, RefusedError
 
 LOCAL, CENTRAL, END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 DESCRIPTOR = b"PK\x07\x08"
@@ -28,20 +28,26 @@ _ENCRYPTED, _UTF8 = 1, 1 << 11
 _WIDE = 0xFFFFFFFF  # stands for a 64-bit number in the extra field
 
 
-class CutError(RefusedError):
+class CutError(DamagedError):
     """An archive without a directory at its end: a file that was cut, which no program opens."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("cut", text)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One record by the central directory. header: byte of its local header; crc: CRC-32 of its content."""
+    """One record by the central directory. header: byte of its local header.
+
+    crc: CRC-32 of its content; None where it is 0: torch writes that where it was told to compute none.
+    """
 
     name: str
     header: int
     size: int
     packed: int
     method: int
-    crc: int
+    crc: int | None
     encrypted: bool
 
 
@@ -56,13 +62,13 @@ class Archive:
         """First byte of an entry's content. Raises RefusedError where local header and directory disagree."""
         head = opened.read(entry.header, 30)
         if head[:4] != LOCAL:
-            raise RefusedError(f"zip record {entry.name!r}: no local header at byte {entry.header}")
+            raise DamagedError("changed", f"zip record {entry.name!r}: no local header at byte {entry.header}")
         flags, method = struct.unpack_from("<HH", head, 6)
         name_length, extra_length = struct.unpack_from("<HH", head, 26)
         if entry.encrypted or flags & _ENCRYPTED:
             raise RefusedError(f"zip record {entry.name!r} is marked as encrypted")
         if method != entry.method or _name(opened.read(entry.header + 30, name_length), flags) != entry.name:
-            raise RefusedError(f"zip record {entry.name!r}: its local header tells otherwise")
+            raise DamagedError("changed", f"zip record {entry.name!r}: its local header tells otherwise")
         start: int = entry.header + 30 + name_length + extra_length
         if start + entry.packed > self._limit(entry.header):
             raise RefusedError(f"zip record {entry.name!r} reaches into the next one")
@@ -75,7 +81,9 @@ class Archive:
         return self.locate(opened, entry)
 
     def is_sound(self, opened: Opened, entry: Entry, start: int) -> bool:
-        """Whether the bytes of a stored entry from `start` on have the CRC-32 that the directory states."""
+        """Whether the bytes of a stored entry from `start` on have the CRC-32 that the directory states, if any."""
+        if entry.crc is None:
+            return True
         crc, at, end = 0, start, start + entry.size
         while at < end:
             count = min(_BLOCK, end - at)
@@ -98,8 +106,9 @@ class Archive:
             raise RefusedError(f"zip record {entry.name!r}: compression method {entry.method} is not known here")
         if len(data) != entry.size:
             raise RefusedError(f"zip record {entry.name!r} has not the size that the directory states")
-        if zlib.crc32(data) != entry.crc:
-            raise RefusedError(f"zip record {entry.name!r}: its CRC-32 is wrong: the content was changed or damaged")
+        if entry.crc is not None and zlib.crc32(data) != entry.crc:
+            text = f"zip record {entry.name!r}: its CRC-32 is wrong: the content was changed or damaged"
+            raise DamagedError("changed", text)
         return data
 
     def _limit(self, header: int) -> int:
@@ -169,7 +178,7 @@ def _entries(directory: bytes, count: int) -> Iterator[Entry]:
         if _WIDE in (size, packed, header):
             extra = directory[at + 46 + name_length : at + 46 + name_length + extra_length]
             size, packed, header = _wide(extra, size, packed, header)
-        yield Entry(name, header, size, packed, method, crc, bool(flags & _ENCRYPTED))
+        yield Entry(name, header, size, packed, method, crc or None, bool(flags & _ENCRYPTED))
         at += 46 + name_length + extra_length + comment_length
 
 
@@ -213,7 +222,10 @@ def local_record(opened: Opened, at: int) -> LocalRecord | None:
 
 
 def descriptor(opened: Opened, at: int) -> tuple[int | None, int]:
-    """CRC-32 of the record that ends at byte `at` by the data descriptor there (None where it is cut), and its end."""
+    """CRC-32 of the record that ends at byte `at` by the data descriptor there, and its end.
+
+    None where the descriptor is cut, or states none (see Entry.crc).
+    """
     head = opened.read(at, min(24, opened.size - at))
     if head[:4] != DESCRIPTOR or len(head) < 16:
         return None, at
@@ -221,5 +233,5 @@ def descriptor(opened: Opened, at: int) -> tuple[int | None, int]:
     for length in (16, 24):  # 4-byte or 8-byte sizes: only what follows tells
         end = at + length
         if end == opened.size or (end + 2 < opened.size and opened.read(end, 2) == b"PK"):
-            return crc, end
-    return crc, at + 16
+            return crc or None, end
+    return crc or None, at + 16

@@ -12,11 +12,11 @@ from math import prod
 from typing import Any, NamedTuple
 
 from gradforensics.checkpoints.formats import torch_file
-from gradforensics.checkpoints.model import Checksum
+from gradforensics.checkpoints.model import Checksum, Fault
 from gradforensics.checkpoints.refs import MAX_RUNS, Lost, Run, TensorRef
 from gradforensics.checkpoints.tree import reference
 from gradforensics.untrusted import dtypes, pickles
-from gradforensics.untrusted.files import Readable, RefusedError, Window
+from gradforensics.untrusted.files import DamagedError, Readable, RefusedError, Window
 from gradforensics.untrusted.inert import Global, Record, Tensor, dtype_of, whole_numbers
 
 _MAX_ITEM = 64 << 20
@@ -36,6 +36,7 @@ class DcpDirectory:
     notices: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     complete: bool = True
+    faults: list[Fault] = field(default_factory=list)
     ordered: bool = False
 
 
@@ -66,7 +67,10 @@ def read(metadata: Readable, payload: Mapping[str, Readable]) -> DcpDirectory:
     absent = [file for file in found.files if file not in payload]
     if absent:
         found.complete = False
-        found.notices.append(f"{len(absent)} of {len(found.files)} data files are missing, such as {absent[0]}")
+        text = f"{len(absent)} of {len(found.files)} data files are missing, such as {absent[0]}"
+        found.notices.append(text)
+        if len(absent) < len(found.files):  # where none is there, the weights were left out on purpose
+            found.faults.append(Fault("missing", metadata.name, text))
     if reader.damaged:
         found.complete = False
         found.notices.append(f"{len(reader.damaged)} chunks cannot be read, such as {reader.damaged[0]}")
@@ -127,7 +131,8 @@ class _Chunks:
         if file is None:
             return None
         if place.start + place.length > file.size:
-            raise RefusedError(f"{place.file} ends at byte {file.size}, a chunk at {place.start + place.length}")
+            text = f"{place.file} ends at byte {file.size}, a chunk at {place.start + place.length}"
+            raise DamagedError("cut", text)
         return Window(file, place.start, place.length)
 
     def _bytes(self, name: str, places: list[_Place]) -> Any:
@@ -142,12 +147,18 @@ class _Chunks:
                     continue
                 loaded = torch_file.read(window)
             except RefusedError as error:
-                self.found.uses |= error.uses
-                self.damaged.append(f"{name} ({error})")
+                self._damaged(name, place, error)
                 continue
             self.found.uses |= loaded.uses
             return loaded.root
         return None
+
+    def _damaged(self, name: str, place: _Place, error: RefusedError) -> None:
+        self.found.uses |= error.uses
+        self.damaged.append(f"{name} in {place.file} ({error})")
+        if error.damage is not None:
+            file = self.payload[place.file].name if place.file in self.payload else place.file
+            self.found.faults.append(Fault(error.damage, file, f"chunk {name}: {error}"))
 
     def _tensor(self, name: str, place: _Place, dtype: str) -> TensorRef | None:
         try:
@@ -157,8 +168,7 @@ class _Chunks:
             opened = torch_file.read(window)
             ref = _reference(opened.root, dtype)
         except RefusedError as error:
-            self.found.uses |= error.uses
-            self.damaged.append(f"{name} in {place.file} ({error})")
+            self._damaged(name, place, error)
             return None
         self.found.uses |= opened.uses
         self.found.checks += opened.checks()

@@ -17,6 +17,7 @@ from typing import Any
 from gradforensics.checkpoints import layout, tree
 from gradforensics.checkpoints.formats import torch_file
 from gradforensics.checkpoints.layout import Content, Found
+from gradforensics.checkpoints.model import Fault
 from gradforensics.checkpoints.refs import Lost, Run, TensorRef
 from gradforensics.untrusted import pickles
 from gradforensics.untrusted.files import Readable, RefusedError
@@ -46,6 +47,7 @@ class DeepSpeedDirectory:
     uses: list[tuple[str, Mapping[str, pickles.Use]]] = field(default_factory=list)
     notices: list[tuple[str, str]] = field(default_factory=list)
     complete: bool = True
+    faults: list[Fault] = field(default_factory=list)
 
 
 def read(files: Mapping[str, Readable]) -> DeepSpeedDirectory:
@@ -63,6 +65,8 @@ def read(files: Mapping[str, Readable]) -> DeepSpeedDirectory:
             found.notices.append((file.name, f"not read: {error}"))
             found.uses.append((file.name, error.uses))
             found.complete = False
+            if error.damage is not None:
+                found.faults.append(Fault(error.damage, file.name, f"not read: {error}"))
             continue
         found.opened.append((file.name, opened))
         target = models if matched["kind"] == "model" else states
@@ -107,7 +111,9 @@ def _join(
     steps = sorted({n for _, _, root in states if (n := _steps(root)) is not None})
     if world is not None and world != len(ranks):
         found.complete = False
-        raise RefusedError(f"{len(ranks)} of {world} ranks have saved their partition")
+        text = f"{len(ranks)} of {world} ranks have saved their partition"
+        found.faults.append(Fault("missing", states[0][1], text))
+        raise RefusedError(text)
     if len(steps) > 1:
         found.complete = False
         found.notices.append((states[0][1], f"its ranks saved different steps: {steps}"))

@@ -12,7 +12,7 @@ from typing import Any
 
 from gradforensics.checkpoints.refs import Run, TensorRef
 from gradforensics.untrusted import dtypes
-from gradforensics.untrusted.files import Readable, RefusedError
+from gradforensics.untrusted.files import DamagedError, Readable, RefusedError
 
 _MAX_HEADER = 25_000_000  # the library takes 100 MB; parsing takes six to eight times as much
 _MAX_TENSORS = 200_000
@@ -36,10 +36,11 @@ def read(file: Readable) -> SafetensorsFile:
     """
     with file.open() as opened:
         if opened.size < 8:
-            raise RefusedError("too short for a safetensors header")
+            raise DamagedError("cut", "too short for a safetensors header")
         length = int.from_bytes(opened.read(0, 8), "little")
         if length > _MAX_HEADER:
-            raise RefusedError(f"a safetensors header of {length} bytes")
+            text = f"a safetensors header of {length} bytes"
+            raise DamagedError("changed", text) if length > opened.size else RefusedError(text)
         header = _parsed(opened.read(8, length))
         size = opened.size - 8 - length
     metadata = header.pop("__metadata__", None)
@@ -74,7 +75,8 @@ def _parsed(raw: bytes) -> dict[str, Any]:
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(f"the safetensors header is no valid JSON ({type(error).__name__})") from None
+        text = f"the safetensors header is no valid JSON ({type(error).__name__})"
+        raise DamagedError("changed", text) if isinstance(error, ValueError) else RefusedError(text) from None
     if not isinstance(header, dict):
         raise RefusedError("the safetensors header is no JSON object")
     return header
@@ -116,7 +118,8 @@ def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
         raise RefusedError(f"tensor {_shown(name)}: its shape or its offsets are no list of integers")
     begin, end = places
     if begin > end or prod(sizes) * dtypes.ITEMSIZE[dtype] != end - begin:
-        raise RefusedError(f"tensor {_shown(name)}: shape {list(sizes)} and the range {begin}..{end} do not fit")
+        text = f"tensor {_shown(name)}: shape {list(sizes)} and the range {begin}..{end} do not fit"
+        raise DamagedError("changed", text)
     return dtype, sizes, begin, end
 
 
@@ -133,6 +136,6 @@ def _check_spans(spans: list[tuple[int, int, str]]) -> int:
     for begin, end, name in spans:
         if begin != last:
             what = "overlaps the one before" if begin < last else "does not begin where the one before ends"
-            raise RefusedError(f"tensor {_shown(name)} {what}")
+            raise DamagedError("changed", f"tensor {_shown(name)} {what}")
         last = end
     return last

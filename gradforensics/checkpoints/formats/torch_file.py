@@ -15,7 +15,7 @@ from typing import Any
 from gradforensics.checkpoints import tree
 from gradforensics.checkpoints.model import Checksum
 from gradforensics.untrusted import dtypes, pickles, zips
-from gradforensics.untrusted.files import Memory, Opened, Readable, RefusedError
+from gradforensics.untrusted.files import Damage, DamagedError, Memory, Opened, Readable, RefusedError
 from gradforensics.untrusted.inert import Global, Storage
 
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -43,7 +43,12 @@ class TorchFile:
     storages: dict[str, Storage] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    complete: bool = True
+    damage: Damage | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that the file should hold is there."""
+        return self.damage is None
 
     def checks(self) -> list[Checksum]:
         """The stated checksums of all storages whose bytes are there, each record once."""
@@ -158,7 +163,7 @@ def _zip(file: Readable, opened: Opened, limits: pickles.Limits) -> TorchFile:
     loaded = _data_pickle(opened, archive, names[0], limits, storages)
     found.root, found.uses, found.storages = loaded.value, loaded.uses, storages.known
     if found.missing:
-        found.complete = False
+        found.damage = "missing"
         found.notices.append(f"{len(found.missing)} storages have no record, such as {found.missing[0]!r}")
     return found
 
@@ -185,7 +190,9 @@ def _data_pickle(
         if sound:
             return loaded
         uses = loaded.uses
-    raise _refused(f"zip record {name!r}: its CRC-32 is wrong: the content was changed or damaged", uses)
+    changed = DamagedError("changed", f"zip record {name!r}: its CRC-32 is wrong: the content was changed or damaged")
+    changed.uses = uses
+    raise changed
 
 
 def _refused(text: str, uses: Mapping[str, pickles.Use]) -> RefusedError:
@@ -201,7 +208,7 @@ def _salvage(file: Readable, opened: Opened, limits: pickles.Limits, why: str) -
         raise RefusedError(why)
     storages = _Storages(file, lambda _: None)
     loaded = pickles.load(opened, first.start, limits=limits, persistent=storages)
-    found = TorchFile("torch-zip", loaded.value, loaded.uses, storages.known, complete=False)
+    found = TorchFile("torch-zip", loaded.value, loaded.uses, storages.known, damage="cut")
     prefix = first.name.removesuffix("data.pkl")
     wanted = {f"{prefix}data/{key}": storage for key, storage in storages.known.items()}
     _, at = zips.descriptor(opened, loaded.end)
@@ -265,7 +272,7 @@ def _legacy(file: Readable, opened: Opened, first: pickles.Loaded, limits: pickl
     try:
         _legacy_storages(opened, following(root, _KEYS), found)
     except RefusedError as error:
-        found.complete = False
+        found.damage = error.damage or "changed"
         found.notices.append(f"its storages are cut or torn: {error}")
     found.missing = [s.key for s in storages.known.values() if s.offset is None and s.device != "meta"]
     for part, whole, shift in storages.views:
@@ -284,7 +291,7 @@ def _legacy_storages(opened: Opened, keys: pickles.Loaded, found: TorchFile) -> 
         if storage.nbytes not in (elements, elements * dtypes.ITEMSIZE[storage.dtype]):
             raise RefusedError(f"storage {storage.key!r} has {elements} elements, its tensors say otherwise")
         if at + 8 + storage.nbytes > opened.size:
-            raise RefusedError(f"the file ends at byte {opened.size}, inside of storage {storage.key!r}")
+            raise DamagedError("cut", f"the file ends at byte {opened.size}, inside of storage {storage.key!r}")
         storage.offset = at + 8
         at += 8 + storage.nbytes
 
