@@ -7,6 +7,7 @@ from gradforensics.diagnosis.checks import (
     averages,
     batch_size,
     buffers,
+    checkpoint_files,
     clipping,
     communication,
     dead,
@@ -40,10 +41,12 @@ from gradforensics.diagnosis.checks import (
     software,
     step_counts,
     stored_precision,
+    state_integrity,
     throughput,
     tied_embeddings,
     training_data,
     warmup,
+    weight_integrity,
     weights,
 )
 from gradforensics.diagnosis.vocabulary import Check
@@ -53,6 +56,7 @@ _MODULES = (
     averages,
     batch_size,
     buffers,
+    checkpoint_files,
     clipping,
     communication,
     dead,
@@ -86,10 +90,12 @@ _MODULES = (
     software,
     step_counts,
     stored_precision,
+    state_integrity,
     throughput,
     tied_embeddings,
     training_data,
     warmup,
+    weight_integrity,
     weights,
 )
 CHECKS: dict[str, Check] = {check.name: check for module in _MODULES for check in module.CHECKS}
