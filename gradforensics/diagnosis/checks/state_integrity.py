@@ -18,19 +18,20 @@ from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing
 from gradforensics.tables import Evidence
 
 _FAINT = 1e-30  # norm of v below which its elements may have underflowed
-_FACTS = ("checkpoint", "elements", "tensors", "ratio", "negative", "judged", "checkpoints")
+_FACTS = ("checkpoint", "elements", "tensors", "ratio", "times", "negative", "judged", "checkpoints")
 
 
 @dataclass(slots=True)
 class _Judged:
     """The moments of one checkpoint for which the bound holds.
 
-    count: their elements; over, negative: elements above the bound, and with v < 0; worst: the row with the largest
+    known: whether all of its optimizer is Adam for certain. count: their elements; over, negative: elements above the bound, and with v < 0; worst: the row with the largest
     ratio, or with v < 0; tensors: rows with either.
     """
 
     checkpoint: str
     step: int | None
+    known: bool
     count: int = 0
     over: int = 0
     negative: int = 0
@@ -66,20 +67,24 @@ def moments_impossible(evidence: Evidence, *, elements: int, share: float, ratio
 
     elements, share: how many are a few, as a number or of all elements; ratio: |m| as a multiple of its bound.
     """
-    return _broken(evidence, lambda one: one.certain(elements, share, ratio))
+    found = _bounded(evidence)
+    return found if isinstance(found, Missing) else _hits(found, [one.certain(elements, share, ratio) for one in found])
 
 
 @check(needs=["moments"], facts=_FACTS)
 def moments_above_bound(evidence: Evidence, *, elements: int, share: float, ratio: float) -> Answer:
     """Elements above Adam's bound that other betas, or a second moment that began anew, might explain too."""
-    return _broken(evidence, lambda one: one.broken > 0 and not one.certain(elements, share, ratio))
-
-
-def _broken(evidence: Evidence, holds: Any) -> Answer:
-    found: list[_Judged] | Missing = evidence.once("state_integrity.judged", lambda: _judged(evidence))
+    found = _bounded(evidence)
     if isinstance(found, Missing):
         return found
-    bad = [one for one in found if holds(one)]
+    known = [one for one in found if one.known]
+    if not known:
+        return Missing("moments of an optimizer that is Adam for certain")
+    return _hits(known, [one.broken > 0 and not one.certain(elements, share, ratio) for one in known])
+
+
+def _hits(found: Sequence[_Judged], holds: Sequence[bool]) -> list[Hit]:
+    bad = [one for one, bad in zip(found, holds, strict=True) if bad]
     good = [one.step for one in found if not one.broken and one.step is not None]
     return [_bound_hit(one, good, len(bad)) for one in bad]
 
@@ -87,10 +92,16 @@ def _broken(evidence: Evidence, holds: Any) -> Answer:
 def _bound_hit(one: _Judged, good: Sequence[int], count: int) -> Hit:
     before = None if one.step is None else max((step for step in good if step < one.step), default=None)
     facts: dict[str, Fact] = {
-        "checkpoint": one.checkpoint, "elements": one.broken, "tensors": one.tensors, "ratio": one.ratio,
+        "checkpoint": one.checkpoint, "elements": one.broken, "tensors": one.tensors,
+        "ratio": one.ratio,
+        "times": math.inf if one.negative else one.ratio,
         "negative": one.negative, "judged": one.count, "checkpoints": count,
     }  # fmt: skip
     return Hit(one.step, before, "moments", None, one.ratio, one.checkpoint, None, one.worst, facts)
+
+
+def _bounded(evidence: Evidence) -> list[_Judged] | Missing:
+    return evidence.once("state_integrity.judged", lambda: _judged(evidence))
 
 
 def _judged(evidence: Evidence) -> list[_Judged] | Missing:
@@ -102,9 +113,10 @@ def _judged(evidence: Evidence) -> list[_Judged] | Missing:
     if why:
         return Missing(why)
     narrow = {label for label, dtype in _second_moments(evidence) if dtype == "float16"}
+    strangers = {group.checkpoint for group in groups(evidence) or [] if not adam_like(group)}
     judged: list[_Judged] = []
     for path, rows in found.items():
-        one = _Judged(path, rows[0]["step"])
+        one = _Judged(path, rows[0]["step"], path not in strangers)
         for row in rows:
             if row["bound_violations"] is not None and (path, row["name"]) not in narrow:
                 one.add(row)

@@ -146,7 +146,7 @@ class _Outlier(NamedTuple):
         return self.peak / self.rms if self.rms > 0.0 else math.inf
 
 
-_OUTLIER = ("checkpoint", "peak", "rms", "contrast", "before", "reach", "outliers")
+_OUTLIER = ("checkpoint", "peak", "rms", "times", "before", "reach", "outliers")
 
 
 @check(needs=["tensors"], facts=_OUTLIER)
@@ -183,7 +183,7 @@ def _outlier_hit(one: _Outlier, before: Weight | None, reach: float, count: int)
     weight = one.weight
     clean = before is not None and before.step != weight.step and _peak_of(before) < 0.5 * one.peak
     facts: dict[str, Fact] = {
-        "checkpoint": weight.checkpoint, "peak": one.peak, "rms": one.rms, "contrast": one.contrast, "outliers": count,
+        "checkpoint": weight.checkpoint, "peak": one.peak, "rms": one.rms, "times": one.contrast, "outliers": count,
         "before": None if before is None else _peak_of(before), "reach": None if reach == math.inf else reach,
     }  # fmt: skip
     after = before.step if before is not None and clean else None
