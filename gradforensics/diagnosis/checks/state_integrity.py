@@ -25,8 +25,8 @@ _FACTS = ("checkpoint", "elements", "tensors", "ratio", "times", "negative", "ju
 class _Judged:
     """The moments of one checkpoint for which the bound holds.
 
-    known: whether all of its optimizer is Adam for certain. count: their elements; over, negative: elements above the bound, and with v < 0; worst: the row with the largest
-    ratio, or with v < 0; tensors: rows with either.
+    known: whether all of its optimizer is Adam for certain. count: their elements; over, negative: elements above the
+    bound, and with v < 0; worst: the row with the largest ratio, or with v < 0; tensors: rows with either.
     """
 
     checkpoint: str
@@ -109,9 +109,6 @@ def _judged(evidence: Evidence) -> list[_Judged] | Missing:
     found = moments(evidence)
     if not found:
         return Missing("moments")
-    why = _other_betas(evidence)
-    if why:
-        return Missing(why)
     narrow = {label for label, dtype in _second_moments(evidence) if dtype == "float16"}
     strangers = {group.checkpoint for group in groups(evidence) or [] if not adam_like(group)}
     judged: list[_Judged] = []
@@ -123,7 +120,7 @@ def _judged(evidence: Evidence) -> list[_Judged] | Missing:
         if one.count:
             judged.append(one)
     if not judged:
-        return Missing("moments of Adam in float32 or bfloat16, with betas that have a bound")
+        return Missing("moments of Adam in float32 or bfloat16, with betas that never changed")
     return sorted(judged, key=lambda one: (one.step is None, one.step or 0))
 
 
@@ -132,26 +129,6 @@ def _second_moments(evidence: Evidence) -> Iterator[tuple[tuple[str, str], str]]
     for (path, name, rank), row in states(evidence, "exp_avg_sq").items():
         own = row["key"].rpartition(".")[0] if row["key"] and row["key"] == name else name
         yield (path, own if rank is None else f"{own}@{rank}"), row["dtype"]
-
-
-def _other_betas(evidence: Evidence) -> str:
-    """Why the betas of today are not those of the whole training; empty where nothing says so."""
-    seen: dict[tuple[int | None, int], set[tuple[float, float] | None]] = {}
-    for group in groups(evidence) or []:
-        seen.setdefault((group.rank, group.number), set()).add(group.betas)
-    if any(len(betas) > 1 for betas in seen.values()):
-        return "the betas changed between the checkpoints: the bound of Adam's moments does not hold"
-    return "the schedule moves the betas: the bound of Adam's moments does not hold" if cycles_betas(evidence) else ""
-
-
-def cycles_betas(evidence: Evidence) -> bool:
-    """Whether a schedule changes beta1 with the learning rate, as OneCycleLR and CyclicLR do by default."""
-    grouped, facts = evidence.table("groups"), evidence.table("facts")
-    if grouped is not None and grouped["values"].str.contains('"(?:max|base)_momentum": *[0-9.]').any():
-        return True
-    return facts is not None and bool(
-        facts.filter(pl.col("key").str.ends_with("cycle_momentum") & (pl.col("value") == "true")).height
-    )
 
 
 # -- states of another parameter --------------------------------------------------------------------------------------
