@@ -216,7 +216,7 @@ SAMPLES = (
     sample(
         "foreign-moments",
         partial(plain, on_resume=forget_second_moments, betas=(0.9, 0.999), saved=False, last=FIRST + 1),
-        "a resume at step 40 keeps the first moments and begins the second ones anew; only the checkpoint of 41 is kept",
+        "a resume at step 40 keeps the first moments and begins the second ones anew; one checkpoint, of step 41",
         variant="foreign-moments",
         primary="",
     ),

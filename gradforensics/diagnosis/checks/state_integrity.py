@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -26,7 +26,8 @@ class _Judged:
     """The moments of one checkpoint for which the bound holds.
 
     known: whether all of its optimizer is Adam for certain. count: their elements; over, negative: elements above the
-    bound, and with v < 0; worst: the row with the largest ratio, or with v < 0; tensors: rows with either.
+    bound, and with v < 0; tensors: rows with either; ratio: the largest one; worst: its row, or one with v < 0 (of the
+    most `weight`).
     """
 
     checkpoint: str
@@ -37,8 +38,8 @@ class _Judged:
     negative: int = 0
     ratio: float = 0.0
     worst: str = ""
+    weight: tuple[bool, float] = (False, 0.0)
     tensors: int = 0
-    rows: list[Mapping[str, Any]] = field(default_factory=list)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Count one parameter's moments."""
@@ -47,8 +48,9 @@ class _Judged:
         self.over += over
         self.negative += negative
         self.tensors += bool(over or negative)
-        if ratio > self.ratio or (negative and not self.worst):
-            self.ratio, self.worst = max(ratio, self.ratio), row["name"]
+        if (negative > 0, ratio) > self.weight:
+            self.weight, self.worst = (negative > 0, ratio), row["name"]
+        self.ratio = max(ratio, self.ratio)
 
     @property
     def broken(self) -> int:
