@@ -54,9 +54,16 @@ def log(folder, steps):
     (folder / "metrics.jsonl").write_text("\n".join(rows))
 
 
+def found(check, evidence, **arguments):
+    """The hits of a check that could judge."""
+    answer = check(evidence, **arguments)
+    assert isinstance(answer, list)
+    return answer
+
+
 def damaged(folder, kinds=KINDS):
     (evidence,) = gather([folder])
-    answer, table = checkpoint_damaged(evidence, kinds=kinds), evidence.table("checkpoints")
+    answer, table = found(checkpoint_damaged, evidence, kinds=kinds), evidence.table("checkpoints")
     if table is None:
         return [], [], evidence
     return [(hit.step, hit.after) for hit in answer], sorted(set(table["damage"].drop_nulls())), evidence
@@ -85,7 +92,7 @@ def test_a_bit_in_a_tensor_of_a_torch_file_breaks_its_checksum(plain):
     flip(plain / "step_20.pt", record.header_offset + 1000)
     hits, kinds, evidence = damaged(plain)
     assert (hits, kinds) == ([(20, 10)], ["changed"])
-    (hit,) = checkpoint_damaged(evidence, kinds="changed")
+    (hit,) = found(checkpoint_damaged, evidence, kinds="changed")
     assert hit.facts["file"] == "step_20.pt"
     assert "CRC-32" in hit.facts["damage"]
 
@@ -184,7 +191,9 @@ def test_a_distributed_checkpoint_without_one_of_its_files_and_with_one_that_was
     state = {"model": {"w": torch.randn(40, 40), "b": torch.randn(40)}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it remarks that there is one process
-        dcp.save(state, checkpoint_id=tmp_path / "checkpoint-10")
+        dcp.save(  # type: ignore[attr-defined]  # torch does not list it in __all__
+            state, checkpoint_id=tmp_path / "checkpoint-10"
+        )
     assert damaged(tmp_path)[:2] == ([], [])
     cut(tmp_path / "checkpoint-10" / "__0_0.distcp")
     assert damaged(tmp_path)[:2] == ([(10, None)], ["cut"])
@@ -198,7 +207,7 @@ def test_the_last_checkpoint_of_a_run_that_ends_there_was_being_written(plain):
     log(plain, 20)
     hits, kinds, evidence = damaged(plain)
     assert (hits, kinds) == ([], ["cut"])
-    (hit,) = checkpoint_unfinished(evidence)
+    (hit,) = found(checkpoint_unfinished, evidence)
     assert (hit.step, hit.after) == (20, 10)
 
 
@@ -212,4 +221,4 @@ def test_a_temporary_folder_is_unfinished(sharded):
     (sharded / "checkpoint-10").rename(sharded / "tmp-checkpoint-10")
     hits, _, evidence = damaged(sharded)
     assert hits == []
-    assert [hit.step for hit in checkpoint_unfinished(evidence)] == [10]
+    assert [hit.step for hit in found(checkpoint_unfinished, evidence)] == [10]

@@ -1,6 +1,7 @@
 """Weights that no optimizer wrote: the travel bound, flipped bits, changed shapes, on real trainings."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,20 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
+def found(check, evidence, **arguments):
+    """The hits of a check that could judge."""
+    answer = check(evidence, **arguments)
+    assert isinstance(answer, list)
+    return answer
+
+
+def column(evidence, table, name):
+    """The values of one column, as a list."""
+    rows = evidence.table(table)
+    assert rows is not None
+    return rows[name].to_list()
+
+
 def nothing(_model, _optimizer):
     pass
 
@@ -34,6 +49,8 @@ def nothing(_model, _optimizer):
 def run(
     folder,
     *,
+    schedule=None,
+    every=1,
     between=nothing,
     at_end=nothing,
     logged=LR,
@@ -50,7 +67,9 @@ def run(
         torch.nn.Linear(16, 6),
     ).to(dtype)  # fmt: skip
     parts = groups(model) if groups else model.parameters()
-    optimizer = torch.optim.AdamW(parts, LR, **{"betas": (0.9, 0.95), "weight_decay": 0.1} | more)
+    options: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.1} | more
+    optimizer = torch.optim.AdamW(parts, LR, **options)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule) if schedule else None
     with (folder / "metrics.jsonl").open("w") as log:
         for step in range(1, LAST + 1):
             for _ in range(updates):
@@ -58,7 +77,11 @@ def run(
                 loss = model(torch.randn(16, 12, dtype=dtype)).float().square().mean()
                 loss.backward()
                 optimizer.step()
-            log.write(json.dumps({"step": step, "loss": loss.item(), "lr": round(logged, decimals)}) + "\n")
+            rate = optimizer.param_groups[0]["lr"] if schedule else logged
+            if step % every == 0:
+                log.write(json.dumps({"step": step, "loss": loss.item(), "lr": round(rate, decimals)}) + "\n")
+            if rates is not None:
+                rates.step()
             if step == FIRST:
                 save(folder, step, model, optimizer)
                 between(model, optimizer)
@@ -74,10 +97,10 @@ def save(folder, step, model, optimizer):
 
 
 def beyond(evidence, ratio=1.5):
-    return {extent: weights_beyond_travel(evidence, ratio=ratio, extent=extent) for extent in ("few", "many")}
+    return {extent: found(weights_beyond_travel, evidence, ratio=ratio, extent=extent) for extent in ("few", "many")}
 
 
-NONE = {"few": [], "many": []}
+NONE: dict[str, list[Any]] = {"few": [], "many": []}
 
 
 # -- the travel bound -------------------------------------------------------------------------------------------------
@@ -87,15 +110,15 @@ NONE = {"few": [], "many": []}
 def test_no_weight_of_a_healthy_training_leaves_the_bound(tmp_path, more):
     evidence = run(tmp_path, **more)
     assert beyond(evidence) == NONE
-    assert evidence.table("travels")["bound_ratio"].max() < 1.0
+    assert max(column(evidence, "travels", "bound_ratio")) < 1.0
 
 
 def test_a_matrix_that_was_drawn_again_is_found_alone(tmp_path):
     evidence = run(tmp_path, between=lambda model, _: torch.nn.init.normal_(model[3].weight, std=0.3))
-    found = beyond(evidence)
-    assert [hit.tensor for hit in found["few"]] == ["3.weight"]
-    assert found["few"][0].facts["tensors"] == 1
-    assert (found["few"][0].step, found["few"][0].after, found["many"]) == (LAST, FIRST, [])
+    beyond_it = beyond(evidence)
+    assert [hit.tensor for hit in beyond_it["few"]] == ["3.weight"]
+    assert beyond_it["few"][0].facts["tensors"] == 1
+    assert (beyond_it["few"][0].step, beyond_it["few"][0].after, beyond_it["many"]) == (LAST, FIRST, [])
 
 
 def test_another_model_in_its_place_is_found_everywhere(tmp_path):
@@ -103,9 +126,9 @@ def test_another_model_in_its_place_is_found_everywhere(tmp_path):
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter)
 
-    found = beyond(run(tmp_path, at_end=replace))
-    assert found["few"] == []
-    assert found["many"][0].facts["tensors"] == 8
+    beyond_it = beyond(run(tmp_path, at_end=replace))
+    assert beyond_it["few"] == []
+    assert beyond_it["many"][0].facts["tensors"] == 8
 
 
 def two_rates(model):
@@ -115,12 +138,18 @@ def two_rates(model):
 
 def test_a_group_with_a_larger_rate_than_the_logged_one_reaches_farther(tmp_path):
     evidence = run(tmp_path, groups=two_rates)
-    assert evidence.table("travels")["bound_ratio"].max() > 1.5
+    assert max(column(evidence, "travels", "bound_ratio")) > 1.5
     assert beyond(evidence) == NONE
 
 
 def test_several_updates_in_one_logged_step_reach_farther(tmp_path):
     evidence = run(tmp_path, updates=10)
+    assert beyond(evidence) == NONE
+
+
+def test_a_cycle_of_the_schedule_between_two_lines_of_the_log_reaches_farther(tmp_path):
+    evidence = run(tmp_path, schedule=lambda step: 1.0 if step % 10 in range(3, 7) else 0.01, every=10)
+    assert max(column(evidence, "travels", "bound_ratio")) > 1.5
     assert beyond(evidence) == NONE
 
 
@@ -145,11 +174,11 @@ def flip(bit, layer=3):
 @pytest.mark.parametrize("bit", [30])
 def test_a_flipped_exponent_bit_is_a_weight_from_nowhere(tmp_path, bit):
     evidence = run(tmp_path, at_end=flip(bit))
-    (hit,) = weight_outlier_from_nowhere(evidence, **NOWHERE)
+    (hit,) = found(weight_outlier_from_nowhere, evidence, **NOWHERE)
     assert (hit.step, hit.after, hit.tensor) == (LAST, FIRST, "3.weight")
     assert hit.facts["peak"] > 1e30
     assert hit.facts["before"] < 1.0
-    assert len(weight_outlier(evidence, **OUTLIER)) == 1
+    assert len(found(weight_outlier, evidence, **OUTLIER)) == 1
 
 
 @pytest.mark.parametrize("value", [900.0, 1e5, 1e12])
@@ -157,7 +186,7 @@ def test_a_weight_that_no_step_can_have_reached_is_from_nowhere(tmp_path, value)
     def overwrite(model, _optimizer):
         model[3].weight.detach()[2, 3] = value
 
-    (hit,) = weight_outlier_from_nowhere(run(tmp_path, at_end=overwrite), **NOWHERE)
+    (hit,) = found(weight_outlier_from_nowhere, run(tmp_path, at_end=overwrite), **NOWHERE)
     assert hit.facts["peak"] == pytest.approx(value)
     assert 500 * hit.facts["rms"] < value
 
@@ -165,7 +194,7 @@ def test_a_weight_that_no_step_can_have_reached_is_from_nowhere(tmp_path, value)
 @pytest.mark.parametrize("bit", [0, 10, 20, 22, 31])
 def test_bits_that_harm_nothing_are_not_seen(tmp_path, bit):
     evidence = run(tmp_path, at_end=flip(bit))
-    assert weight_outlier(evidence, **OUTLIER) == weight_outlier_from_nowhere(evidence, **NOWHERE) == []
+    assert weight_outlier(evidence, **OUTLIER) == found(weight_outlier_from_nowhere, evidence, **NOWHERE) == []
 
 
 def test_a_large_weight_without_a_checkpoint_before_it_is_only_an_outlier(tmp_path):
@@ -176,7 +205,7 @@ def test_a_large_weight_without_a_checkpoint_before_it_is_only_an_outlier(tmp_pa
     (tmp_path / f"step_{FIRST}.pt").unlink()
     (evidence,) = gather([tmp_path])
     assert weight_outlier_from_nowhere(evidence, **NOWHERE) == []
-    assert [hit.tensor for hit in weight_outlier(evidence, **OUTLIER)] == ["3.weight"]
+    assert [hit.tensor for hit in found(weight_outlier, evidence, **OUTLIER)] == ["3.weight"]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +242,7 @@ def shapes(folder, before, after, **how):
         weights = {name: torch.randn(*size) for name, size in sizes.items()}
         torch.save({"model": weights, "step": step}, folder / f"step_{step}.pt")
     (evidence,) = gather([folder])
-    return parameter_shape_changed(evidence, **{"share": 0.5, "tables": "no"} | how)
+    return found(parameter_shape_changed, evidence, **{"share": 0.5, "tables": "no"} | how)
 
 
 MODEL = {"embed.weight": (32, 8), "up.weight": (16, 8), "down.weight": (8, 16), "head.weight": (32, 8)}

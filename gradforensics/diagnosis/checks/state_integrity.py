@@ -184,7 +184,7 @@ def second_moments_not_continued(evidence: Evidence, *, tolerance: float) -> Ans
     """
     judged, hits = False, []
     for pair in pairs(evidence) or []:
-        aged = list(_aged(evidence, pair)) if pair.named else []
+        aged = list(_aged(evidence, pair)) if pair.named and _logged(evidence, pair) else []
         judged |= bool(aged)
         bad = [one for one in aged if one.share < 1.0 - tolerance]
         if bad:
@@ -235,6 +235,14 @@ def _went_on(pair: Pair, then: int, now: int) -> bool:
     """Whether the counter grew with the steps: one that began anew counts from its own start."""
     first, last = pair.first.step or 0, pair.last.step or 0
     return abs(then * last - now * first) <= 0.01 * now * max(first, 1)
+
+
+def _logged(evidence: Evidence, pair: Pair) -> bool:
+    """Whether the log, where there is one, reaches the later checkpoint: one of an older launch may lie beside it."""
+    log = evidence.series("loss")
+    if log is None or log.step_unit != "step" or not len(log):
+        return True
+    return float(log.steps[-1]) + max(1.0, log.cadence) >= (pair.last.step or 0)
 
 
 class _Counted(NamedTuple):

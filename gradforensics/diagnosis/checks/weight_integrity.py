@@ -24,6 +24,7 @@ from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing
 from gradforensics.tables import Evidence
 
 _RESOLVED = 1e-5  # share of a sum of squares of float32, which is exact to some 1e-7
+_POINTS = 8  # logged rates between two checkpoints, below which a cycle of the schedule may lie between two of them
 _RATES = ("initial_lr", "max_lr")  # of a group: the most that its schedule gives
 
 
@@ -75,6 +76,8 @@ def _reaches(evidence: Evidence, pair: Pair) -> dict[str, float]:
     if min(group.lr or 0.0 for group in held.values()) > 1.5 * logged.max():
         return {}  # the log speaks of another rate
     unseen = 1.0 + good.resolution / (2.0 * float(logged.mean()))
+    if len(logged) < _POINTS:  # what the rate was between two lines is not known: it may have been at its peak
+        unseen *= max(least / float(logged.mean()), 1.0)
     found: dict[str, float] = {}
     for label, row in pair.rows.items():
         group = held.get(plain(label))
