@@ -85,6 +85,15 @@ def test_a_missing_rank_is_named_and_the_weights_are_still_read(copied, tools):
     assert masters(found, tools) == {}
 
 
+def test_a_missing_rank_and_a_cut_one_are_faults(copied, tools):
+    rank = copied / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    content = rank.read_bytes()
+    rank.write_bytes(content[:400])
+    assert [fault.kind for fault in opened(copied, tools).faults] == ["cut", "missing"]
+    rank.unlink()
+    assert [fault.kind for fault in opened(copied, tools).faults] == ["missing"]
+
+
 def test_a_missing_model_file_is_named(copied, tools):
     (copied / "mp_rank_00_model_states.pt").unlink()
     found = opened(copied, tools)
