@@ -70,7 +70,11 @@ def moments_impossible(evidence: Evidence, *, elements: int, share: float, ratio
     elements, share: how many are a few, as a number or of all elements; ratio: |m| as a multiple of its bound.
     """
     found = _bounded(evidence)
-    return found if isinstance(found, Missing) else _hits(found, [one.certain(elements, share, ratio) for one in found])
+    return (
+        found
+        if isinstance(found, Missing)
+        else _hits(evidence, found, [one.certain(elements, share, ratio) for one in found])
+    )
 
 
 @check(needs=["moments"], facts=_FACTS)
@@ -82,16 +86,17 @@ def moments_above_bound(evidence: Evidence, *, elements: int, share: float, rati
     known = [one for one in found if one.known]
     if not known:
         return Missing("moments of an optimizer that is Adam for certain")
-    return _hits(known, [one.broken > 0 and not one.certain(elements, share, ratio) for one in known])
+    return _hits(evidence, known, [one.broken > 0 and not one.certain(elements, share, ratio) for one in known])
 
 
-def _hits(found: Sequence[_Judged], holds: Sequence[bool]) -> list[Hit]:
+def _hits(evidence: Evidence, found: Sequence[_Judged], holds: Sequence[bool]) -> list[Hit]:
     bad = [one for one, bad in zip(found, holds, strict=True) if bad]
     good = [one.step for one in found if not one.broken and one.step is not None]
-    return [_bound_hit(one, good, len(bad)) for one in bad]
+    files = {saved.path: saved.source for saved in checkpoints(evidence) or []}
+    return [_bound_hit(one, good, len(bad), files.get(one.checkpoint)) for one in bad]
 
 
-def _bound_hit(one: _Judged, good: Sequence[int], count: int) -> Hit:
+def _bound_hit(one: _Judged, good: Sequence[int], count: int, file: str | None) -> Hit:
     before = None if one.step is None else max((step for step in good if step < one.step), default=None)
     facts: dict[str, Fact] = {
         "checkpoint": one.checkpoint, "elements": one.broken, "tensors": one.tensors,
@@ -99,7 +104,7 @@ def _bound_hit(one: _Judged, good: Sequence[int], count: int) -> Hit:
         "times": math.inf if one.negative else one.ratio,
         "negative": one.negative, "judged": one.count, "checkpoints": count,
     }  # fmt: skip
-    return Hit(one.step, before, "moments", None, one.ratio, one.checkpoint, None, one.worst, facts)
+    return Hit(one.step, before, "moments", None, one.ratio, file, None, one.worst, facts)
 
 
 def _bounded(evidence: Evidence) -> list[_Judged] | Missing:
@@ -277,7 +282,7 @@ def _aged_hit(evidence: Evidence, pair: Pair, worst: _Aged, count: int, judged: 
         "checkpoint": pair.last.path, "earlier": pair.first.path, "tensors": count, "judged": judged,
         "updates": worst.updates, "share": worst.share, "other": nearest,
     }  # fmt: skip
-    return Hit(pair.last.step, pair.first.step, "tensors", None, worst.share, pair.last.path, None, worst.name, facts)
+    return Hit(pair.last.step, pair.first.step, "tensors", None, worst.share, pair.last.source, None, worst.name, facts)
 
 
 CHECKS: tuple[Check, ...] = (

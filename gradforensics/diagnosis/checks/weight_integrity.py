@@ -54,8 +54,8 @@ def weights_beyond_travel(evidence: Evidence, *, ratio: float, extent: str) -> A
             "checkpoint": pair.last.path, "earlier": pair.first.path, "tensors": len(beyond), "judged": len(found),
             "ratio": beyond[name],
         }  # fmt: skip
-        tensor, path = plain(name), pair.last.path
-        hits.append(Hit(pair.last.step, pair.first.step, "travels", None, beyond[name], path, None, tensor, facts))
+        tensor, file = plain(name), pair.last.source
+        hits.append(Hit(pair.last.step, pair.first.step, "travels", None, beyond[name], file, None, tensor, facts))
     return hits if judged else Missing("a learning rate logged between two checkpoints with Adam states")
 
 
