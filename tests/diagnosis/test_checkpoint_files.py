@@ -63,9 +63,10 @@ def found(check, evidence, **arguments):
 
 def damaged(folder, kinds=KINDS):
     (evidence,) = gather([folder])
-    answer, table = found(checkpoint_damaged, evidence, kinds=kinds), evidence.table("checkpoints")
+    table = evidence.table("checkpoints")
     if table is None:
         return [], [], evidence
+    answer = found(checkpoint_damaged, evidence, kinds=kinds)
     return [(hit.step, hit.after) for hit in answer], sorted(set(table["damage"].drop_nulls())), evidence
 
 
@@ -84,6 +85,12 @@ def test_whole_checkpoints_are_no_hits(plain):
     assert damaged(plain)[:2] == ([], [])
     assert checkpoint_unfinished(damaged(plain)[2]) == []
     assert isinstance(checkpoint_damaged(Evidence("x"), kinds=KINDS), Missing)
+
+
+def test_checksums_that_were_not_compared_acquit_nobody(plain):
+    (evidence,) = gather([plain], tensors=False)
+    assert isinstance(checkpoint_damaged(evidence, kinds="changed"), Missing)
+    assert checkpoint_damaged(evidence, kinds="cut empty") == []
 
 
 def test_a_bit_in_a_tensor_of_a_torch_file_breaks_its_checksum(plain):
@@ -198,7 +205,7 @@ def test_a_distributed_checkpoint_without_one_of_its_files_and_with_one_that_was
     cut(tmp_path / "checkpoint-10" / "__0_0.distcp")
     assert damaged(tmp_path)[:2] == ([(10, None)], ["cut"])
     (tmp_path / "checkpoint-10" / "__0_0.distcp").unlink()
-    assert damaged(tmp_path)[1] == []  # none of its data is there: left out on purpose
+    assert damaged(tmp_path, "cut missing")[0] == []  # none of its data is there: left out on purpose
 
 
 def test_the_last_checkpoint_of_a_run_that_ends_there_was_being_written(plain):

@@ -32,9 +32,9 @@ def _hits(evidence: Evidence, kinds: list[str], *, unfinished: bool) -> Answer:
     if table is None or not table.height:
         return Missing("checkpoints")
     rows = table.to_dicts()
-    if not unfinished and "changed" in kinds and _unread(evidence):
-        return Missing("tensors")
     bad = [row for row in rows if row["damage"] in kinds and _broke_off(evidence, row, rows) == unfinished]
+    if not bad and "changed" in kinds and _unread(evidence):
+        return Missing("tensors")
     whole = [row["step"] for row in rows if row["damage"] is None and row["step"] is not None]
     return [_hit(row, whole, len(bad)) for row in sorted(bad, key=lambda r: (r["step"] is None, r["step"] or 0))]
 
