@@ -189,7 +189,7 @@ def second_moments_not_continued(evidence: Evidence, *, tolerance: float) -> Ans
     """
     judged, hits = False, []
     for pair in pairs(evidence) or []:
-        aged = list(_aged(evidence, pair)) if pair.named and _logged(evidence, pair) else []
+        aged = list(_aged(evidence, pair)) if _logged(evidence, pair) and _named_alike(evidence, pair) else []
         judged |= bool(aged)
         bad = [one for one in aged if one.share < 1.0 - tolerance]
         if bad:
@@ -240,6 +240,17 @@ def _went_on(pair: Pair, then: int, now: int) -> bool:
     """Whether the counter grew with the steps: one that began anew counts from its own start."""
     first, last = pair.first.step or 0, pair.last.step or 0
     return abs(then * last - now * first) <= 0.01 * now * max(first, 1)
+
+
+def _named_alike(evidence: Evidence, pair: Pair) -> bool:
+    """Whether the files themselves name the states of both, or the same order gave both the same certain names."""
+    if pair.first.naming == pair.last.naming == "exact":
+        return True
+    orders = [
+        [(group.rank, group.number, group.names) for group in groups(evidence) or [] if group.checkpoint == path]
+        for path in (pair.first.path, pair.last.path)
+    ]
+    return pair.named and orders[0] == orders[1]
 
 
 def _logged(evidence: Evidence, pair: Pair) -> bool:
