@@ -26,6 +26,7 @@ _SEQUENCE = lazy(
 )
 _BUFFER = lazy(r"(?:^|[._])(?:inv_freq|freqs?_cis|rotary\w*|pe|bias_mask|anchors?|window)$", re.IGNORECASE)
 _ENOUGH = 64  # elements, below which the spread of a tensor tells nothing
+_MANY = 1024  # elements, from which on it tells as much as two tensors
 
 
 class Standing(NamedTuple):
@@ -199,15 +200,16 @@ def module_of(name: str) -> str:
 
 
 def never_trained(frozen: Sequence[Weight]) -> bool:
-    """Whether weights have the values of a fresh initialisation in every tensor that can tell, and at least two tell.
+    """Whether weights have the values of a fresh initialisation in every tensor that can tell.
 
-    Norm gains are exactly 1, biases exactly 0; weights and biases of torch's Linear and Conv have the uniform
-    distribution of their default, |w| <= 1/sqrt(fan in) (torch.nn.init.kaiming_uniform_ with a = sqrt 5). Matrices of
-    other distributions tell nothing.
+    At least two must tell, or one large matrix. Norm gains are exactly 1, biases exactly 0; weights and biases of
+    torch's Linear and Conv have the uniform distribution of their default, |w| <= 1/sqrt(fan in)
+    (torch.nn.init.kaiming_uniform_ with a = sqrt 5). Matrices of other distributions tell nothing.
     """
     fan_in = {module_of(w.name): _fan_in(w) for w in frozen if len(w.shape) > 1}
     said = [answer for w in frozen if (answer := _fresh(w, fan_in.get(module_of(w.name)))) is not None]
-    telling = sum(w.kind != "bias" for w in frozen if _fresh(w, fan_in.get(module_of(w.name))))
+    fresh = [w for w in frozen if w.kind != "bias" and _fresh(w, fan_in.get(module_of(w.name)))]
+    telling = sum(2 if len(w.shape) > 1 and w.count >= _MANY else 1 for w in fresh)
     return bool(said) and all(said) and telling >= 2
 
 

@@ -138,3 +138,18 @@ def test_fresh_values_are_known_and_trained_ones_are_not(frozen_run, tmp_path):
 def test_a_single_fresh_tensor_tells_too_little(frozen_run):
     first = [w for w in weights(frozen_run) or [] if w.name == "0.weight"]
     assert not never_trained(first[:1])
+
+
+def test_a_large_fresh_matrix_tells_enough_and_a_slightly_trained_one_is_not_fresh(tmp_path):
+    import torch
+
+    torch.manual_seed(0)
+    layer, other = torch.nn.Linear(64, 32), torch.nn.Linear(64, 32)
+    with torch.no_grad():
+        other.weight.add_(1e-3 * torch.randn_like(other.weight).sign())
+    torch.save({"model": {"a.weight": layer.weight.data, "b.weight": other.weight.data}}, tmp_path / "model.pt")
+    (evidence,) = gather([tmp_path])
+    fresh, moved = weights(evidence) or []
+    assert (fresh.name, moved.name) == ("a.weight", "b.weight")
+    assert never_trained([fresh])
+    assert not never_trained([moved])

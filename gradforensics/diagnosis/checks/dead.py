@@ -34,9 +34,9 @@ def _is_zero_weight(weight: Weight) -> bool:
     """Whether a matrix of a layer is zero in every element; embeddings and zero modules by design do not count."""
     rest = weight.count // max(weight.shape[0], 1) if weight.shape else 0
     return (
-        weight.kind in ("matrix", "head")
+        weight.zero == weight.count
+        and weight.kind in ("matrix", "head")
         and weight.count >= _SMALLEST
-        and weight.zero == weight.count
         and rest > 1
         and _WEIGHT.search(weight.name) is not None
         and not _MAY_BE_ZERO.search(weight.name)
@@ -179,8 +179,8 @@ def units_never_respond(evidence: Evidence, *, steps: float, share: float, units
             (dead / w.shape[0], dead, w)
             for w in one.own
             if w.kind == "matrix" and w.name != last and w.shape[0] >= units and not w.zero_rows
-            if not _EXPERT.search(w.name) and not is_adapter(w.name)
             if (dead := _dead_rows(one, w.name)) > share * w.shape[0] and (dead < w.shape[0] or _feeds_nothing(one, w))
+            if not _EXPERT.search(w.name) and not is_adapter(w.name)
         ]
         if found:
             worst, dead, weight = max(found, key=lambda item: item[0])

@@ -265,7 +265,8 @@ def _zero_moments(evidence: Evidence, steps: float) -> Answer:
         own = weights_of(evidence, saved.path)
         silent = _silent(evidence, saved)
         still = {w.name for w in own if w.name in silent}
-        moving = [w for w in own if w.name in _gradients(evidence, saved)]
+        learning = _gradients(evidence, saved)
+        moving = [w for w in own if w.name in learning]
         return _zero_hit(own, still, moving, saved, updates, 0)
     return Missing("Adam's moments under certain names, after more updates")
 
@@ -304,12 +305,13 @@ def _only_decay(evidence: Evidence, steps: float, spread: float, off: float) -> 
             if any(abs(row["ratio_mean"] - factor) < off for factor in factors)
         }
         same = {name for name, row in pair.rows.items() if row["changed"] == 0}
-        own = weights_of(evidence, pair.last.path)
-        moving = [w for w in own if w.name in pair.rows and w.name not in decayed | same]
-        if decayed and moving:
-            hits = _zero_hit(own, decayed | same, moving, pair.last, pair.steps, len(decayed))
-            if hits:
-                return hits
+        if not decayed:
+            continue
+        own, still = weights_of(evidence, pair.last.path), decayed | same
+        moving = [w for w in own if w.name in pair.rows and w.name not in still]
+        hits = _zero_hit(own, still, moving, pair.last, pair.steps, len(decayed)) if moving else []
+        if hits:
+            return hits
     return [] if judged else Missing("two checkpoints over which weight decay alone would show")
 
 
