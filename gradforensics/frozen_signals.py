@@ -196,6 +196,11 @@ def module_of(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
+def listed(names: Sequence[str]) -> str:
+    """The first names for a text, with the number of the others."""
+    return ", ".join(names[:4]) + (f" (+{len(names) - 4})" if len(names) > 4 else "")
+
+
 # -- fresh values -----------------------------------------------------------------------------------------------------
 
 

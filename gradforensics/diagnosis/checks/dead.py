@@ -18,7 +18,7 @@ from gradforensics.checkpoint_signals import (
     weights,
 )
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
-from gradforensics.frozen_signals import chain, module_of
+from gradforensics.frozen_signals import chain, listed, module_of
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
 from gradforensics.training_mask import is_adapter, is_copy, mask
@@ -106,7 +106,7 @@ def zero_weights_without_gradient(evidence: Evidence, *, steps: float, least: in
         if len(zeros) >= least:
             silent = [w for w in one.own if one.silent(w.name)]
             known: dict[str, Fact] = {
-                "zeros": len(zeros), "names": _listed([w.name for w in zeros]), "blocked": len(silent) - len(zeros),
+                "zeros": len(zeros), "names": listed([w.name for w in zeros]), "blocked": len(silent) - len(zeros),
                 "updates": one.updates, "checkpoint": one.saved.path,
             }  # fmt: skip
             return [_hit(one.saved, zeros[0], 0.0, known)]
@@ -136,7 +136,7 @@ def zero_weights(evidence: Evidence, *, certainty: str, steps: float, pruned: fl
             continue
         if ("persist" if _persist(evidence, saved, zeros, steps) else "seen") == certainty:
             known: dict[str, Fact] = {
-                "zeros": len(zeros), "weights": len(zeros) + len(rest), "names": _listed([w.name for w in zeros]),
+                "zeros": len(zeros), "weights": len(zeros) + len(rest), "names": listed([w.name for w in zeros]),
                 "checkpoint": path,
             }  # fmt: skip
             hits.append(_hit(saved, zeros[0], 0.0, known))
@@ -229,15 +229,11 @@ def adapter_without_effect(evidence: Evidence, *, certainty: str, steps: float) 
         second = [w for w in own if w.kind == "lora_b"]
         if second and all(w.zero == w.count for w in second):
             known: dict[str, Fact] = {
-                "adapters": len(second), "names": _listed([w.name for w in second]), "checkpoint": path,
+                "adapters": len(second), "names": listed([w.name for w in second]), "checkpoint": path,
                 "also_zero": sum(w.kind == "lora_a" and w.zero == w.count for w in own),
             }  # fmt: skip
             hits.append(_hit(saved, second[0], 0.0, known))
     return hits if judged else Missing("an adapter after more updates")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (" ..." if len(names) > 4 else "")
 
 
 def _hit(saved: Saved, weight: Weight, value: float, known: Mapping[str, Fact]) -> Hit:

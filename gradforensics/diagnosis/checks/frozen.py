@@ -26,6 +26,7 @@ from gradforensics.frozen_signals import (
     Cut,
     Standing,
     cut,
+    listed,
     module_of,
     never_trained,
     pure_decay,
@@ -74,15 +75,11 @@ def weights_stand_still(evidence: Evidence, *, finding: str, steps: float) -> An
         "parameters": len(of.frozen) + len(of.moving),
         "module": place.module if place else module_of(found.names[0]),
         "before": place.before if place else module_of(found.names[0]),
-        "names": _listed(found.names),
+        "names": listed(found.names),
         "first_step": of.first.step,
         "last_step": of.last.step,
     }
     return [Hit(of.last.step, None, "tensors", None, 0.0, of.last.source, None, found.names[0], known)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (" ..." if len(names) > 4 else "")
 
 
 def _still(evidence: Evidence, steps: float) -> _Still | Missing | None:
@@ -185,7 +182,7 @@ def updates_never_reach_weights(evidence: Evidence, *, steps: float, felt: float
         if still and _live(evidence, pair) and _would_show(evidence, pair, own, lr, felt):
             known: dict[str, Fact] = {
                 "parameters": len(pair.rows), "first_step": pair.first.step, "last_step": pair.last.step,
-                "updates": updates, "lr": lr, "names": _listed(tuple(pair.rows)),
+                "updates": updates, "lr": lr, "names": listed(tuple(pair.rows)),
             }  # fmt: skip
             first = next(iter(pair.rows))
             return [Hit(pair.last.step, None, "travels", None, 0.0, pair.last.source, None, first, known)]
@@ -325,7 +322,7 @@ def _zero_hit(
     names = tuple(w.name for w in own if w.name in still)
     known: dict[str, Fact] = {
         "frozen": len(names), "parameters": len(names) + len(moving), "module": place.module, "before": place.before,
-        "names": _listed(names), "updates": updates, "decayed": decayed, "last_step": saved.step,
+        "names": listed(names), "updates": updates, "decayed": decayed, "last_step": saved.step,
     }  # fmt: skip
     return [Hit(saved.step, None, "tensors", None, 0.0, saved.source, None, names[0], known)]
 
@@ -376,7 +373,7 @@ def _stopped_hit(evidence: Evidence, pair: Pair, still: dict[str, int], most: in
     counter, names = next(iter(still.values())), tuple(w.name for w in own if w.name in still)
     known: dict[str, Fact] = {
         "frozen": len(names), "parameters": len(names) + len(moving), "module": place.module, "before": place.before,
-        "names": _listed(names), "counter": counter, "updates": most,
+        "names": listed(names), "counter": counter, "updates": most,
     }  # fmt: skip
     exact = most == pair.last.step  # the counters count the steps of the run
     step, after = (counter + 1, counter) if exact else (pair.last.step, None)
