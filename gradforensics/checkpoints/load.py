@@ -367,14 +367,18 @@ class _Loading:
     def _mixed(self) -> None:
         """Weights of one step and an optimizer of another: where optimizer and scheduler agree against the trainer.
 
-        A loss scaler that skipped steps leaves both behind in the same way, so it must be absent.
+        A loss scaler that skipped steps leaves both behind in the same way, so it must be absent. A loop may count
+        micro-batches, and Lightning counts the steps of all optimizers: then the step is a multiple of theirs.
         """
-        checkpoint, facts = self.checkpoint, self.checkpoint.facts
+        step, facts = self.checkpoint.step, self.checkpoint.facts
         own, scheduled = facts.get("optimizer.step"), facts.get("scheduler.last_epoch")
+        if step is None or own is None or own in (step, 0) or own != scheduled:
+            return
         scaled = any(key.startswith("scaler.") for key in facts)
-        if checkpoint.step is not None and own == scheduled is not None and own != checkpoint.step and not scaled:
-            text = f"its parts are of different steps: it says {checkpoint.step}, its optimizer and scheduler {own}"
-            self._broken(checkpoint.files[0], text)
+        by_trainer = any(file.endswith("trainer_state.json") for file in self.steps)
+        if not scaled and (by_trainer or step % own):
+            text = f"its parts are of different steps: it says {step}, its optimizer and scheduler {own}"
+            self._broken(self.checkpoint.files[0], text)
 
 
 def _state_dict_of(found: Found) -> str:

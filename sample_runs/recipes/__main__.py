@@ -67,6 +67,7 @@ MODULES = (
     "healthy_checkpoints",
     "healthy_optimizers",
     "healthy_others",
+    "healthy_writers",
 )
 
 if __name__ == "__main__":

@@ -397,40 +397,6 @@ def ended(run: Path) -> None:
     torch.save(model.state_dict(), run / "model_final.pt")
 
 
-# -------------------------------------------------------------------------------------------------------------- writers
-
-
-def by_fsdp2() -> writers.Setup:
-    """Of each process of `dcp`."""
-    return writers.Setup(writers.words(), STEPS, SAVED)
-
-
-def by_fsdp1() -> writers.Setup:
-    """Of each process, with the older FSDP."""
-    return writers.Setup(writers.words(), STEPS, SAVED[:1], sharding="fsdp1")
-
-
-def by_ddp() -> writers.Setup:
-    """Of each process, rank 0 of which saves."""
-    return writers.Setup(small_lm(layers=1, width=8), STEPS, SAVED, sharding="ddp")
-
-
-def accelerated(run: Path) -> None:
-    """Accelerate's save_state."""
-    model = small_lm(layers=1, width=8)
-    writers.accelerate(run, model, AdamW(model.parameters(), lr=PEAK), steps=STEPS, saved=SAVED)
-
-
-def in_shards(run: Path) -> None:
-    """The Trainer, its weights in three files."""
-    writers.trainer(run, hf_lab.tiny_gpt2(VOCAB, width=8, layers=1), steps=STEPS, saved=SAVED, shard_bytes=4000)
-
-
-def accumulated(run: Path) -> None:
-    """Lightning with four micro-batches per step."""
-    writers.pytorch_lightning(run, small_lm(layers=1, width=8), steps=STEPS, saved=SAVED, accumulate=4)
-
-
 def _run(name: str, make: Callable[[Path], None], note: str, case: str = "", ending: str = "completed") -> Sample:
     return Sample(
         f"healthy-{name}", "healthy_checkpoints", make, note, case=case, twin=True, ending=ending, checkpoints=True
@@ -454,16 +420,6 @@ SAMPLES = (
     _run("fine-tuned", fine_tuned, "a base model beside the checkpoints of its fine-tuning"),
     _run("first-steps", begun, "checkpoints of steps 0 and 1 only"),
     _run("last-only", ended, "one checkpoint at the end, weights only"),
-    _run("fsdp2", lambda run: writers.dcp(run, by_fsdp2), "fully_shard on two processes, saved with DCP"),
-    _run("fsdp1", lambda run: writers.dcp(run, by_fsdp1), "FSDP on two processes, saved with DCP"),
-    _run("ddp-rank-0", lambda run: writers.dcp(run, by_ddp), "two processes, of which rank 0 saves"),
-    _run(
-        "zero2", lambda run: writers.deepspeed(run, small_lm(layers=1, width=8), steps=STEPS, saved=SAVED),
-        "DeepSpeed's layout: bfloat16 weights, float32 masters in two parts",
-    ),
-    _run("accelerate", accelerated, "Accelerate's save_state: weights sorted by name, states by number"),
-    _run("sharded", in_shards, "the Trainer, weights in three files"),
-    _run("lightning-accumulation", accumulated, "Lightning, four micro-batches per step"),
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -56,11 +56,8 @@ class LitLM(lightning.LightningModule):
         self.before_step(self.global_step + 1)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take this machine's folders out of what ModelCheckpoint remembers."""
-        for state in checkpoint.get("callbacks", {}).values():
-            for key, value in state.items():
-                if isinstance(value, str) and value.startswith("/"):
-                    state[key] = f"/workspace/run/{value.rpartition('/run/')[2]}"
+        """Take this machine's folders out."""
+        neutralise(checkpoint)
 
     def configure_optimizers(self) -> dict[str, object]:  # type: ignore[override]  # Lightning accepts a plain dict
         """AdamW and the multiplier, stepped as `interval` says."""
@@ -69,7 +66,15 @@ class LitLM(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": self.interval}}
 
 
-class _Keeper(ModelCheckpoint):
+def neutralise(checkpoint: dict[str, Any]) -> None:
+    """Take this machine's folders out of what ModelCheckpoint remembers."""
+    for state in checkpoint.get("callbacks", {}).values():
+        for key, value in state.items():
+            if isinstance(value, str) and value.startswith("/"):
+                state[key] = f"/workspace/run/{value.rpartition('/run/')[2]}"
+
+
+class Keeper(ModelCheckpoint):
     """Saves after one step only, not also after its multiples."""
 
     __qualname__ = "ModelCheckpoint"  # its state is kept under the name of the class
@@ -126,7 +131,7 @@ def fit(
             max_steps=steps,
             accelerator="cpu",
             logger=CSVLogger(save_dir=".", name=run.name, version="version_0"),
-            callbacks=[LearningRateMonitor("step"), *(_Keeper(run, step) for step in saved)],
+            callbacks=[LearningRateMonitor("step"), *(Keeper(run, step) for step in saved)],
             accumulate_grad_batches=accumulate,
             log_every_n_steps=log_every,
             val_check_interval=validate_every or None,

@@ -18,7 +18,8 @@ ADAM = {"adam", "adamw", "amsgrad"}
 KINDS = {
     "healthy-8bit": {"adam-8bit"}, "healthy-adafactor": {"adafactor"}, "healthy-adafactor-torch": {"adafactor"},
     "healthy-amsgrad": {"amsgrad"}, "healthy-bf16-export": set(), "healthy-gan-checkpoints": {"adam"},
-    "healthy-kahan": {""}, "healthy-last-only": set(), "healthy-lion": {"lion"}, "healthy-muon": {"muon", "adamw"},
+    "healthy-kahan": {""}, "healthy-last-only": set(),
+    "healthy-lightning-gan": {"adam"}, "healthy-lion": {"lion"}, "healthy-muon": {"muon", "adamw"},
     "healthy-rmsprop": {"rmsprop"}, "healthy-sgd": {"sgd"}, "healthy-stochastic-rounding": {""},
     "healthy-target-network": {"adam"},
 }  # fmt: skip
@@ -27,6 +28,7 @@ STEPS = {
     "healthy-autocast": [120, 121], "healthy-batchnorm": [60, 61, 120], "healthy-bf16-export": [120, 121, 240],
     "healthy-fine-tuned": [1, 40, None], "healthy-first-steps": [0, 1], "healthy-fsdp1": [60],
     "healthy-gan-checkpoints": [500, 501, 600], "healthy-kahan": [120, 121], "healthy-last-only": [None],
+    "healthy-lightning-gan": [400, 402],
     "healthy-lora": [1, 40, 41], "healthy-onecycle": [71, 72], "healthy-plateau": [120, 240],
     "healthy-sequential-lr": [20, 21], "healthy-stochastic-rounding": [120, 121],
     "healthy-target-network": [200, 201, 400], "healthy-unfreezing": [40, 41, 80], "healthy-zero-init": [1, 2],
@@ -39,7 +41,8 @@ KEEPING = {"healthy-frozen-config", "healthy-sharded"}
 RATES = {
     "healthy-accelerate": {3e-3}, "healthy-amsgrad": {3e-3}, "healthy-autocast": {1e-3}, "healthy-batchnorm": {3e-3},
     "healthy-ema": {3e-3}, "healthy-frozen": {1e-3}, "healthy-frozen-config": {1e-3}, "healthy-fsdp2": {3e-3},
-    "healthy-fused": {3e-3}, "healthy-gan-checkpoints": {5e-4}, "healthy-lora": {1e-3}, "healthy-muon": {3e-3},
+    "healthy-fused": {3e-3}, "healthy-gan-checkpoints": {5e-4}, "healthy-lightning-gan": {5e-4},
+    "healthy-lora": {1e-3}, "healthy-muon": {3e-3},
     "healthy-layer-decay": {4e-3 * 0.7**level for level in range(4)}, "healthy-pruned": {1e-3},
     "healthy-resumed": {3e-3}, "healthy-sequential-lr": {4e-3}, "healthy-target-network": {1e-3},
     "healthy-unseen-rows": {3e-3}, "healthy-zero2": {1e-3},

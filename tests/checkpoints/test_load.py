@@ -144,6 +144,17 @@ def test_skipped_steps_of_a_loss_scaler_are_no_mixture(trainer, tools, tmp_path)
     assert (found.step, found.complete, found.facts["optimizer.step"]) == (5, True, 3)
 
 
+@pytest.mark.parametrize(("step", "whole"), [(3, True), (6, True), (12, True), (5, False), (2, False)])
+def test_a_loop_that_counts_micro_batches_is_no_mixture(trained, tools, tmp_path, step, whole):
+    import torch
+
+    net, optimizer, schedule = trained.make()
+    blob = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": schedule.state_dict()}
+    torch.save({**blob, "step": step}, tmp_path / "a.pt")
+    found = tools.load_one(tmp_path)
+    assert (found.complete, any("different steps" in text for text in texts(found))) == (whole, not whole)
+
+
 def test_a_folder_that_was_still_being_written(trainer, tools, tmp_path):
     trainer(3, folder="tmp-checkpoint-3")
     found = tools.load_one(tmp_path)

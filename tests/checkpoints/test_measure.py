@@ -65,7 +65,7 @@ def test_betas_that_a_schedule_moves_have_no_bound_and_recover_nothing(tmp_path,
     tables = survey(open_all(tools.files_of(tmp_path))).tables
     assert tables["moments"]["bound_violations"].null_count() == tables["moments"].height == 14
     assert tables["travels"]["recovered_lr"].null_count() == tables["travels"]["grad_l2"].null_count() == 7
-    assert tables["travels"]["changed"].min() > 0
+    assert tables["travels"]["changed"].gt(0).all()
 
 
 def test_listing_reads_no_tensor(run, tools):
@@ -150,12 +150,10 @@ def test_states_that_are_named_in_one_checkpoint_only_are_no_missing_parameters(
 
     group = {"params": [0, 1], "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
     for step, sizes in ((1, (4, 4)), (5, (4, 3))):  # two of one shape, then one of each
-        blob = {
-            "model": {name: torch.randn(size) for name, size in zip(("b", "a"), sizes, strict=True)},
-            "optimizer": {"state": {i: moments(size) for i, size in enumerate(sizes)}, "param_groups": [group]},
-        }
-        blob["model"] = dict(sorted(blob["model"].items()))  # without the order of the parameters
-        torch.save(blob, tmp_path / f"step_{step}.pt")
+        # sorted by name: without the order of the parameters
+        model = {name: torch.randn(size) for name, size in zip(("a", "b"), reversed(sizes), strict=True)}
+        state = {"state": {i: moments(size) for i, size in enumerate(sizes)}, "param_groups": [group]}
+        torch.save({"model": model, "optimizer": state}, tmp_path / f"step_{step}.pt")
     found = survey(open_all(tools.files_of(tmp_path)))
     assert {row["name"] for row in found.tables["moments"].to_dicts()} == {
         "optimizer.state.0", "optimizer.state.1", "a", "b",
