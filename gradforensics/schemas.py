@@ -53,7 +53,7 @@ TABLES: dict[str, dict[str, Any]] = {
         "ratio_mean": pl.Float64, "ratio_std": pl.Float64, "recovered_lr": pl.Float64, "recovered_wd": pl.Float64,
         "residual": pl.Float64, "grad_l2": pl.Float64, "bound_ratio": pl.Float64, "count": pl.Int64,
         "nonfinite": pl.Int64, "lr_error": pl.Float64, "wd_error": pl.Float64, "v_error": pl.Float64,
-        "checkpoint": pl.String,
+        "rms_t": pl.Float64, "checkpoint": pl.String,
     },
     "groups": {
         "checkpoint": pl.String, "rank": pl.UInt32, "group": pl.Int64, "lr": pl.Float64, "betas": pl.List(pl.Float64),

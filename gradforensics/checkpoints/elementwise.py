@@ -107,14 +107,16 @@ class TravelSums:
 class StepSums:
     """Of two states one update apart, where all is finite: sums of ((1 - beta1) g)², of v_b, and of v's error.
 
-    v_error: |v_b - beta2 v_a - (1 - beta2) g²|. fit: of the movement. v, v_error and fit may be of fewer elements, the
-    same for all three.
+    v_error: |v_b - beta2 v_a - (1 - beta2) g²|. surprise: ((1 - beta1) g)² / max(v_b, eps²), eps as in `adam.Adam`, 0
+    where that is not known. fit: of the movement. v, v_error, surprise and fit may be of fewer elements, the same for
+    all four.
     """
 
     count: int = 0
     gradient: float = 0.0
     v_error: float = 0.0
     v: float = 0.0
+    surprise: float = 0.0
     fit: Fit = field(default_factory=Fit)
 
     def add(self, other: StepSums) -> None:
@@ -123,6 +125,7 @@ class StepSums:
         self.gradient += other.gradient
         self.v_error += other.v_error
         self.v += other.v
+        self.surprise += other.surprise
         self.fit.add(other.fit)
 
 
@@ -298,7 +301,7 @@ def measure_step(
             fit = Fit(moved.size, uu=moments.squares, ww=travel.weight, dd=travel.moved)
             _regress(fit, block.w_a, moved, update, work)
             sums.fit = fit
-        if math.isfinite(sums.gradient + sums.v_error + sums.v + sums.fit.rr):
+        if math.isfinite(sums.gradient + sums.v_error + sums.v + sums.surprise + sums.fit.rr):
             return sums
     arrays = [x for x in block if x is not None]
     good = np.logical_and.reduce([np.isfinite(x) for x in arrays]) & (block.v_b >= 0)
@@ -317,7 +320,7 @@ def measure_step(
 
 
 def _gradients(block: Block, adam: Adam, work: Workspace, *, checked: bool = True) -> StepSums:
-    """The gradient that m tells and, where that is `checked`, whether v agrees."""
+    """The gradient that m tells and, where that is `checked`, whether v agrees and how far v lags behind it."""
     x, y = work.x[: block.m_b.size], work.root[: block.m_b.size]
     np.multiply(block.m_a, adam.beta1, out=x)
     np.subtract(block.m_b, x, out=x)  # (1 - beta1) g
@@ -325,12 +328,17 @@ def _gradients(block: Block, adam: Adam, work: Workspace, *, checked: bool = Tru
     if not checked:
         return StepSums(x.size, gradient)
     np.multiply(x, x, out=x)
+    surprise = 0.0
+    if adam.eps is not None:
+        np.maximum(block.v_b, max(adam.eps * adam.eps, adam.floor), out=y)
+        np.divide(x, y, out=y)
+        surprise = total(y, work)
     np.multiply(x, (1.0 - adam.beta2) / (1.0 - adam.beta1) ** 2, out=x)
     np.multiply(block.v_a, adam.beta2, out=y)
     np.add(x, y, out=x)
     np.subtract(x, block.v_b, out=x)
     np.abs(x, out=x)
-    return StepSums(x.size, gradient, total(x, work), total(block.v_b, work))
+    return StepSums(x.size, gradient, total(x, work), total(block.v_b, work), surprise)
 
 
 def _regress(fit: Fit, w: np.ndarray, moved: np.ndarray, update: np.ndarray, work: Workspace) -> None:

@@ -469,7 +469,16 @@ def _with_step(row: Travel, job: _Job, constants: Adam) -> Travel:
         residual=found.residual,
         grad_l2=_finite(math.sqrt(sums.gradient) / (1.0 - constants.beta1)),
         v_error=_finite(sums.v_error / sums.v) if sums.v > 0.0 else None,
+        rms_t=_rms_t(sums, job.after.hyper, constants),
     )
+
+
+def _rms_t(sums: StepSums, hyper: Hyper, constants: Adam) -> float | None:
+    """From sums over m and v as they are stored: v_hat = v / (1 - beta2^step), m holds (1 - beta1) g."""
+    if constants.eps is None or hyper.step is None or not sums.fit.count:
+        return None
+    unbiased = 1.0 - constants.beta2 ** min(hyper.step, 1 << 53)
+    return _finite(math.sqrt(unbiased * sums.surprise / sums.fit.count) / (1.0 - constants.beta1))
 
 
 def _finite(x: float) -> float | None:

@@ -270,6 +270,7 @@ def test_an_element_that_is_no_number_is_left_out_of_the_update(damaged, value):
     assert row.residual == pytest.approx(sound.residual, rel=1e-2)
     assert row.grad_l2 == pytest.approx(sound.grad_l2, rel=1e-5)
     assert row.v_error == pytest.approx(sound.v_error, abs=1e-7)
+    assert row.rms_t == pytest.approx(sound.rms_t, rel=1e-5)
 
 
 def test_an_update_of_amsgrad_with_an_infinite_maximum_leaves_that_element_out():
@@ -282,7 +283,7 @@ def test_an_update_of_amsgrad_with_an_infinite_maximum_leaves_that_element_out()
 def test_an_update_without_one_number_tells_nothing():
     w, _, v_a, w_b, m_b, v_b = one_update(10)
     row = step_row(w, np.full(10, math.nan), v_a, w_b, m_b, v_b)
-    assert (row.recovered_lr, row.residual, row.grad_l2, row.v_error) == (None,) * 4
+    assert (row.recovered_lr, row.residual, row.grad_l2, row.v_error, row.rms_t) == (None,) * 5
     assert row.changed == 1.0
 
 
@@ -298,7 +299,13 @@ def test_without_eps_the_gradient_is_measured_and_the_rate_is_not():
     before, after = state(m_a, v_a, weight=w, step=9, eps=None), state(m_b, v_b, weight=w_b, eps=None)
     row = travels([before], [after], first_step=9, step=10).travels[0]
     assert row.grad_l2 == pytest.approx(step_row(w, m_a, v_a, w_b, m_b, v_b).grad_l2)
-    assert (row.recovered_lr, row.residual) == (None, None)
+    assert (row.recovered_lr, row.residual, row.rms_t) == (None, None, None)
+
+
+def test_a_second_moment_of_zero_leaves_eps_to_measure_the_gradient_with():
+    zero = np.zeros(100, np.float32)
+    row = step_row(zero, zero, zero, zero, np.full(100, 1e-11, np.float32), zero)  # g = 1e-10, a hundredth of eps
+    assert row.rms_t == pytest.approx(1e-2, rel=1e-4)
 
 
 # -- any bytes -----------------------------------------------------------------------------------------------------

@@ -184,6 +184,7 @@ def slow_step(before, after):
         "residual": np.linalg.norm(d - x @ [lr, product]) / np.linalg.norm(d),
         "grad_l2": np.linalg.norm(g),
         "v_error": np.abs(v - h.beta2 * v_a - (1 - h.beta2) * g**2).sum() / v.sum(),
+        "rms_t": np.sqrt(np.mean(g**2 / np.maximum(v / (1 - h.beta2**h.step), h.eps**2))),
     }
 
 
@@ -234,6 +235,7 @@ def test_all_measures_are_those_of_the_slow_computation(disk, small_blocks, name
         if apart == 1:
             assert row.grad_l2 == pytest.approx(expected["grad_l2"], rel=1e-5)
             assert row.v_error == pytest.approx(expected["v_error"], abs=1e-7)
+            assert row.rms_t == pytest.approx(expected["rms_t"], rel=0.05)  # of an eighth of the blocks
             assert row.residual == pytest.approx(expected["residual"], rel=1e-2, abs=1e-6)
             if row.recovered_lr is not None:
                 assert row.recovered_lr == pytest.approx(expected["recovered_lr"], rel=1e-6)
@@ -631,6 +633,7 @@ def test_the_fit_on_some_blocks_of_a_large_tensor_finds_the_same_rate(disk, monk
     assert some.grad_l2 == pytest.approx(whole.grad_l2, rel=1e-6)
     assert some.residual < 1e-4
     assert some.v_error < 1e-6
+    assert some.rms_t == pytest.approx(whole.rms_t, rel=1e-2)
 
 
 def train_on_noise(model, optimizer, steps):
