@@ -339,16 +339,16 @@ def _states(evidence: Evidence, role: str) -> dict[tuple[str, str, int | None], 
     return {(row["checkpoint"], row["name"], row["rank"]): row for row in rows}
 
 
-def states_by_checkpoint(evidence: Evidence, role: str) -> dict[str, list[Mapping[str, Any]]]:
-    """The rows of `states` of every checkpoint that has some."""
-    return evidence.once(("checkpoint_signals.states_by_checkpoint", role), lambda: _by_checkpoint(evidence, role))
+def states_of(evidence: Evidence, role: str) -> dict[str, list[Mapping[str, Any]]]:
+    """The same rows by checkpoint."""
 
+    def compute() -> dict[str, list[Mapping[str, Any]]]:
+        found: dict[str, list[Mapping[str, Any]]] = {}
+        for (path, _, _), row in states(evidence, role).items():
+            found.setdefault(path, []).append(row)
+        return found
 
-def _by_checkpoint(evidence: Evidence, role: str) -> dict[str, list[Mapping[str, Any]]]:
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for (path, *_), row in states(evidence, role).items():
-        found.setdefault(path, []).append(row)
-    return found
+    return evidence.once(("checkpoint_signals.states_of", role), compute)
 
 
 def moments(evidence: Evidence) -> dict[str, list[Mapping[str, Any]]] | None:

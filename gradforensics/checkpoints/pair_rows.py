@@ -79,8 +79,8 @@ class Travel:
     |v_b - beta2 v_a - (1 - beta2) g²| as a share of the mean of v_b; where the states are what they seem it is some
     1e-8 in float32 and 1e-3 in bfloat16; rms_t: root mean square of g / max(sqrt(v_hat_b), eps), which says how far the
     second moment, this step in it, lags behind the gradient (Wortsman et al., arXiv 2304.13013): about 1 as a rule, and
-    1 / sqrt(1 - beta2) at most; None where eps or the step is not known. All but grad_l2 are of blocks that are spread evenly over a tensor, about
-    `pairs.FITTED` of them, and of all elements of a smaller one.
+    1 / sqrt(1 - beta2) at most; None where eps or the step is not known. All but grad_l2 are of blocks that are spread
+    evenly over a tensor, about `pairs.FITTED` of them, and of all elements of a smaller one.
 
     bound_ratio: largest |w_b - decay w_a| as a share of what Adam can do, C lr_sum, and rounding: (3 steps + 2) units
     of the weights' type at the largest |w|. Above 1 something else wrote the weights.

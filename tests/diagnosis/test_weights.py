@@ -31,7 +31,10 @@ def test_the_first_bad_checkpoint_is_the_onset_and_the_last_good_one_before_it_t
         weights_nonfinite, evidence(("c", 300, "param", "w", 9, 0, 0), GOOD, BAD, ("b", 200, "param", "v", 0, 1, 0))
     )
     assert [(h.step, h.after, h.tensor) for h in hits] == [(200, 100, "w"), (300, 100, "w")]
-    assert hits[0].facts == {"checkpoint": "b", "tensors": 2, "values": 4, "checkpoints": 2}
+    assert hits[0].facts == {
+        "checkpoint": "b", "tensors": 2, "of": 2, "values": 4, "checkpoints": 2, "first_in": "weights",
+        "last_finite": "a",
+    }  # fmt: skip
 
 
 def test_finite_weights_are_no_hit():
@@ -57,3 +60,12 @@ def test_moments_count_only_beside_finite_weights():
     fine = ("b", 200, "param", "w", 0, 0, 0)
     assert [h.step for h in found(moments_nonfinite_beside_finite_weights, evidence(GOOD, fine, moment))] == [200]
     assert moments_nonfinite_beside_finite_weights(evidence(GOOD, BAD, moment)) == []
+
+
+def test_the_kind_of_tensor_that_was_bad_first_is_named():
+    hits = found(
+        weights_nonfinite,
+        evidence(("b", 200, "exp_avg_sq", "w", 0, 5, 0), ("b", 200, "param", "w", 0, 0, 0), GOOD,
+                 ("c", 300, "param", "w", 9, 0, 0)),
+    )  # fmt: skip
+    assert [(h.step, h.facts["first_in"], h.facts["last_finite"]) for h in hits] == [(300, "exp_avg_sq", "a")]

@@ -18,7 +18,7 @@ _ENOUGH = 16  # points after the first window and the warm-up below which nothin
 _NEAR = 8  # steps within which something that happened may have made a spike
 
 
-def _warmup(evidence: Evidence) -> float:
+def warm_up_ends(evidence: Evidence) -> float:
     """Last step of the warm-up: as the settings say, else where the learning rate stops rising from its first point."""
     declared = evidence.number("warmup_steps")
     if declared is not None and declared >= 1:
@@ -41,13 +41,15 @@ def _levels(evidence: Evidence, loss: Series, norm: Series, window: int) -> tupl
 
 def _first(evidence: Evidence, loss: Series, window: int) -> int | Missing:
     """Index before which no spike counts: the first window, and the warm-up."""
-    first = max(window, int(np.searchsorted(loss.steps, _warmup(evidence), side="right")))
+    first = max(window, int(np.searchsorted(loss.steps, warm_up_ends(evidence), side="right")))
     if len(loss) - first < _ENOUGH:
         return Missing(f"series:grad_norm:points>={first + _ENOUGH}")
     return first
 
 
-def _spikes(evidence: Evidence, window: int, high: float, back: float) -> tuple[Series, Series, list[Spike]] | Missing:
+def joint_spikes(
+    evidence: Evidence, window: int, high: float, back: float
+) -> tuple[Series, Series, list[Spike]] | Missing:
     """The spikes of a run beside its loss and gradient norm; those that a learning rate or a resume made are kept."""
 
     def find() -> tuple[Series, Series, list[Spike]] | Missing:
@@ -118,7 +120,7 @@ def gradient_spike(
     of the loss that a spike must have. averaged: "yes" judges only logs of every nth step, whose losses may be means
     over several steps, "no" only those of every step, "any" both.
     """
-    found = _spikes(evidence, window, high, back)
+    found = joint_spikes(evidence, window, high, back)
     if isinstance(found, Missing):
         return found
     loss, norm, spikes = found
@@ -137,7 +139,7 @@ def spike_ends_higher(
     overshot: "yes" where its peak was `overshoot` times as far above the level before as the new level is, so that the
     loss came partly back; "no" where it stepped up and stayed, as it does when the data change.
     """
-    found = _spikes(evidence, window, high, back)
+    found = joint_spikes(evidence, window, high, back)
     if isinstance(found, Missing):
         return found
     loss, norm, spikes = found
@@ -157,7 +159,7 @@ def spikes_more_often(
     evidence: Evidence, *, window: int, high: float, back: float, least: int, chance: float
 ) -> Answer:
     """Spikes become more frequent over the thirds of the run (a Poisson test), `least` of them at the least."""
-    found = _spikes(evidence, window, high, back)
+    found = joint_spikes(evidence, window, high, back)
     if isinstance(found, Missing):
         return found
     loss, norm, spikes = found
@@ -214,7 +216,7 @@ def loss_spikes_alone(evidence: Evidence, *, window: int, high: float, still: fl
 @check(needs=["series:lr", "series:loss:points>=80", "series:grad_norm:points>=80"], facts=["lr", "lr_before"])
 def lr_jumped_at_spike(evidence: Evidence, *, window: int, high: float, back: float, times: float) -> Answer:
     """At the first spike the learning rate was `times` its median over the window before."""
-    found, lr = _spikes(evidence, window, high, back), evidence.series("lr")
+    found, lr = joint_spikes(evidence, window, high, back), evidence.series("lr")
     if isinstance(found, Missing):
         return found
     if lr is None or not len(lr.good):
@@ -236,7 +238,7 @@ def lr_jumped_at_spike(evidence: Evidence, *, window: int, high: float, back: fl
 @check(needs=["series:loss_scale", "series:loss:points>=80", "series:grad_norm:points>=80"], facts=["scale"])
 def loss_scale_cut_at_spike(evidence: Evidence, *, window: int, high: float, back: float) -> Answer:
     """The loss scale was cut within a few steps of the first spike: something overflowed there."""
-    found, scale = _spikes(evidence, window, high, back), evidence.series("loss_scale")
+    found, scale = joint_spikes(evidence, window, high, back), evidence.series("loss_scale")
     if isinstance(found, Missing):
         return found
     if scale is None:
@@ -254,7 +256,7 @@ def loss_scale_cut_at_spike(evidence: Evidence, *, window: int, high: float, bac
 @check(needs=["series:loss:points>=80", "series:grad_norm:points>=80"])
 def resumed_before_spike(evidence: Evidence, *, window: int, high: float, back: float) -> Answer:
     """The first spike that did not come back fast stands right after a resume."""
-    found = _spikes(evidence, window, high, back)
+    found = joint_spikes(evidence, window, high, back)
     if isinstance(found, Missing):
         return found
     loss, norm, spikes = found
@@ -274,7 +276,7 @@ def resumed_before_spike(evidence: Evidence, *, window: int, high: float, back: 
 @check(needs=["series:loss:points>=80", "series:grad_norm:points>=80"], facts=["initial", "level"])
 def spike_ends_above_start(evidence: Evidence, *, window: int, high: float, back: float) -> Answer:
     """After a spike the loss stays above the level that the run began with, or ends as NaN: it diverged."""
-    found = _spikes(evidence, window, high, back)
+    found = joint_spikes(evidence, window, high, back)
     if isinstance(found, Missing):
         return found
     loss, norm, spikes = found
@@ -341,7 +343,7 @@ def gradient_fades_with_depth(evidence: Evidence, *, slope: float, ratio: float,
     slope: least fall in decades per layer; ratio: largest ratio of first to last; both must hold at `points` steps
     after the warm-up, and in `share` of those in the later half of the record.
     """
-    warmup, judged = _warmup(evidence), False
+    warmup, judged = warm_up_ends(evidence), False
     for stack, layers in _stacks(evidence).items():
         steps, decades = _decades(layers, warmup)
         if len(steps) < points:

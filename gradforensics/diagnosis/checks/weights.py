@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import polars as pl
 
 from gradforensics.checkpoints.model import is_mask
@@ -10,9 +13,18 @@ from gradforensics.tables import Evidence
 
 _WEIGHTS = ("param", "master")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum")
+_ROLES = {
+    "param": "weights",
+    "master": "weights",
+    "momentum": "momentum",
+    "exp_avg": "exp_avg",
+    "exp_avg_sq": "exp_avg_sq",
+}
+_FACTS = ("checkpoint", "tensors", "of", "values", "checkpoints", "first_in", "last_finite")
+_MASK = lazy(r"mask|bias_k|causal", re.IGNORECASE)  # kept beside the weights, and full of -inf on purpose
 
 
-@check(needs=["tensors"], facts=["checkpoint", "tensors", "values", "checkpoints"])
+@check(needs=["tensors"], facts=_FACTS)
 def weights_nonfinite(evidence: Evidence) -> Answer:
     """A checkpoint holds NaN or infinity in a weight, once for each such checkpoint (detector D35).
 
@@ -21,7 +33,7 @@ def weights_nonfinite(evidence: Evidence) -> Answer:
     return _nonfinite(evidence, _WEIGHTS, spared=())
 
 
-@check(needs=["tensors"], facts=["checkpoint", "tensors", "values", "checkpoints"])
+@check(needs=["tensors"], facts=_FACTS)
 def moments_nonfinite_beside_finite_weights(evidence: Evidence) -> Answer:
     """A checkpoint holds NaN or infinity in the optimizer's moments, its weights are finite (detector D35).
 
@@ -38,18 +50,42 @@ def _nonfinite(evidence: Evidence, roles: tuple[str, ...], spared: tuple[str, ..
     measured = table.filter(pl.col("nan").is_not_null() & pl.col("role").is_in([*roles, *spared]))
     if not measured.filter(pl.col("role").is_in(roles)).height:
         return Missing("tensors")
-    masks = [name for name in measured.filter(pl.col("neginf") > 0)["name"].unique() if is_mask(name)]
-    counted = measured.with_columns(
-        bad=pl.col("nan") + pl.col("posinf") + pl.when(pl.col("name").is_in(masks)).then(0).otherwise(pl.col("neginf"))
-    ).filter(pl.col("bad") > 0)
+    counted = measured.with_columns(bad=_bad()).filter(pl.col("bad") > 0)
     excused = set(counted.filter(pl.col("role").is_in(spared))["checkpoint"].to_list())
     bad = counted.filter(pl.col("role").is_in(roles) & ~pl.col("checkpoint").is_in(excused))
     groups = [rows for _, rows in bad.group_by("checkpoint", maintain_order=True)]
-    hits = [_hit(table, rows, set(bad["checkpoint"].to_list())) for rows in groups]
+    held = measured.filter(pl.col("role").is_in(roles)).group_by("checkpoint").len()
+    of = dict(held.iter_rows())
+    told = _history(table) if groups else {}
+    hits = [_hit(table, rows, set(bad["checkpoint"].to_list()), of, told) for rows in groups]
     return sorted(hits, key=lambda h: (h.step is None, h.step or 0))
 
 
-def _hit(table: pl.DataFrame, rows: pl.DataFrame, bad: set[str]) -> Hit:
+def _bad() -> pl.Expr:
+    """How many values of a tensor are not finite and not so on purpose."""
+    masked = pl.col("name").str.contains(f"(?i){_MASK.pattern}")
+    return pl.col("nan") + pl.col("posinf") + pl.when(masked).then(0).otherwise(pl.col("neginf"))
+
+
+def _history(table: pl.DataFrame) -> dict[str, Fact]:
+    """Which kind of tensor shows it first, and in which checkpoint; and the last one before that without it."""
+    mine = table.filter(pl.col("nan").is_not_null() & pl.col("role").is_in(list(_ROLES))).with_columns(bad=_bad())
+    steps = mine.group_by("checkpoint", maintain_order=True).agg(pl.col("step").first(), pl.col("bad").sum())
+    ordered = steps.sort("step", nulls_last=True).iter_rows()
+    last, first = "none", None
+    for path, _, bad in ordered:
+        if bad:
+            first = path
+            break
+        last = path
+    roles = mine.filter((pl.col("checkpoint") == first) & (pl.col("bad") > 0))["role"].unique(maintain_order=True)
+    named = dict.fromkeys(_ROLES[role] for role in roles)
+    return {"first_in": ", ".join(sorted(named)), "last_finite": last}
+
+
+def _hit(
+    table: pl.DataFrame, rows: pl.DataFrame, bad: set[str], of: Mapping[str, int], told: Mapping[str, Fact]
+) -> Hit:
     """The hit for the bad tensors of one checkpoint (`rows`); `bad`: every checkpoint that has some."""
     step = rows["step"][0]
     before = None
@@ -59,8 +95,10 @@ def _hit(table: pl.DataFrame, rows: pl.DataFrame, bad: set[str]) -> Hit:
     facts: dict[str, Fact] = {
         "checkpoint": rows["checkpoint"][0],
         "tensors": rows.height,
+        "of": of[rows["checkpoint"][0]],
         "values": int(rows["bad"].sum()),
         "checkpoints": len(bad),
+        **told,
     }
     value = float("nan") if int(rows["nan"].sum()) else float("inf")
     return Hit(step, before, "tensors", None, value, rows["source"][0], None, rows["name"][0], facts)
