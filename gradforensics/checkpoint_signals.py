@@ -390,6 +390,25 @@ def _groups(evidence: Evidence) -> list[Group] | None:
     ]  # fmt: skip
 
 
+def sure(evidence: Evidence) -> frozenset[str]:
+    """The checkpoints whose states belong for certain to the parameters whose names they carry.
+
+    One that lists the same names in the same groups as a checkpoint whose naming is certain is one of them: which state
+    belongs to which parameter is a matter of the program, and a first checkpoint has no movement that could confirm it.
+    """
+    return evidence.once("checkpoint_signals.sure", lambda: _sure(evidence))
+
+
+def _sure(evidence: Evidence) -> frozenset[str]:
+    orders: dict[str, set[tuple[int | None, int, tuple[str, ...]]]] = {}
+    for group in groups(evidence) or []:
+        orders.setdefault(group.checkpoint, set()).add((group.rank, group.number, group.names))
+    saved = checkpoints(evidence) or []
+    certain = {one.path for one in saved if one.naming in SURE}
+    known = [orders[path] for path in certain if path in orders]
+    return frozenset(certain | {path for path, order in orders.items() if order in known})
+
+
 def pairs(evidence: Evidence) -> list[Pair] | None:
     """The neighbouring checkpoints that were compared, in the order of the steps."""
     return evidence.once("checkpoint_signals.pairs", lambda: _pairs(evidence))

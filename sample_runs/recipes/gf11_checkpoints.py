@@ -1,16 +1,19 @@
-"""GF11 in checkpoints: NaN weights of a run that was killed before its log had a line with them."""
+"""GF11 in checkpoints: NaN in weights and moments of runs that were killed before their logs had a line with it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
-from lab import Sample, console, current_lr, main, write_json
+from checkpoint_lab import save
+from lab import Chain, Sample, console, current_lr, main, next_token_loss, write_json
 from torch import Tensor, nn
 from torch.nn import functional
 
 STEPS, EVERY, SAVED = 149, 30, 48
 CLASSES, WIDTH = 8, 24
+FATAL = 61
 
 
 class Classifier(nn.Module):
@@ -60,7 +63,77 @@ def classified(run: Path, *, guarded: bool, blown: bool = False) -> None:
                 torch.save(state, run / f"checkpoint-{step:06d}.pt")
 
 
+class Residual(nn.Module):
+    """A pad token whose row stays zero, three residual blocks, a head; `gate` of the second block may close at once."""
+
+    def __init__(self, vocab: int = 16, width: int = 12) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, width, padding_idx=0)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"up": nn.Linear(width, 2 * width), "down": nn.Linear(2 * width, width)}) for _ in range(3)
+        )
+        self.head = nn.Linear(width, vocab, bias=False)
+
+    def forward(self, tokens: Tensor, *, gated: bool) -> Tensor:
+        """Logits of the next token; gated: the second block adds the length of hidden units that are masked whole."""
+        hidden: Tensor = self.embedding(tokens)
+        for number, block in enumerate(self.blocks):
+            inner = functional.gelu(block["up"](hidden))
+            if gated and number == 1:
+                inner = inner + (inner * 0.0).square().sum(-1, keepdim=True).sqrt()  # sqrt at exactly 0
+            hidden = hidden + block["down"](inner)
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+def one_update_apart(run: Path, *, gated: bool = False, pulled: bool = False) -> None:
+    """Train without clipping, and save before and after the update in which the fault comes up; then it is killed.
+
+    gated: the square root of an exact 0 within the second block. pulled: a penalty on the lengths of the embedding's
+    rows, of which the pad token's is exactly 0.
+    """
+    torch.manual_seed(0)
+    model = Residual()
+    chain, generator = Chain.make(vocab=16), np.random.default_rng(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    settings = {"learning_rate": 3e-3, "max_steps": 2000, "batch_size": 16, "optim": "adamw"}
+    write_json(run / "config.json", settings)
+    with console(run / "train.log") as log:
+        for step in range(1, FATAL + 1):
+            tokens = chain.sample(generator, count=16, length=16)
+            optimizer.zero_grad()
+            loss = next_token_loss(model(tokens[:, :-1], gated=gated and step == FATAL), tokens)
+            if pulled and step == FATAL:
+                loss = loss + 1e-3 * (model.embedding.weight.square().sum(-1).sqrt() - 1.0).square().mean()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
+            optimizer.step()
+            if step % EVERY == 0:
+                log({"step": step, "loss": loss.item(), "lr": current_lr(optimizer)})
+            if step >= FATAL - 1:
+                save(run, step, model, optimizer)
+
+
 SAMPLES = (
+    Sample(
+        "gf11-located",
+        "gf11_checkpoints",
+        lambda run: one_update_apart(run, gated=True),
+        "sqrt at exactly 0 in the second of three blocks at step 61, killed there: NaN in all that lies before it",
+        case="GF11",
+        variant="located",
+        ending="truncated",
+        checkpoints=True,
+    ),
+    Sample(
+        "gf11-one-place",
+        "gf11_checkpoints",
+        lambda run: one_update_apart(run, pulled=True),
+        "a penalty on the lengths of the embedding's rows at step 61: the row of the pad token is exactly 0",
+        case="GF11",
+        variant="one-place",
+        ending="truncated",
+        checkpoints=True,
+    ),
     Sample(
         "gf11-weights",
         "gf11_checkpoints",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradforensics import checkpoint_signals
-from gradforensics.checkpoint_signals import SURE, Saved, kind_of, layer_of
+from gradforensics.checkpoint_signals import Saved, kind_of, layer_of
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.tables import Evidence
 
@@ -56,7 +56,7 @@ def _first_bad(evidence: Evidence) -> _Spread | Missing | None:
         rows = {row["name"]: row for row in mine}
         bad = frozenset(row["name"] for row in mine if _nonfinite(row))
         if bad:
-            if one.naming not in SURE:
+            if one.path not in checkpoint_signals.sure(evidence):
                 return Missing("the parameters that the optimizer's states belong to")
             good = frozenset(rows) - bad
             return _Spread(one, before, bad, good, rows) if good else None

@@ -46,7 +46,7 @@ def _recovered(evidence: Evidence) -> list[_Recovered] | Missing:
 def _recover(evidence: Evidence) -> Iterator[_Recovered]:
     for pair in checkpoint_signals.pairs(evidence) or []:
         groups = [g for g in checkpoint_signals.groups(evidence) or [] if g.checkpoint == pair.last.path]
-        if pair.one_update and pair.named and groups and all(map(_uncoupled, groups)) and _exact(evidence, pair):
+        if pair.one_update and groups and all(map(_uncoupled, groups)) and _exact(evidence, pair):
             found = _norms(pair, groups)
             if found is not None:
                 yield found

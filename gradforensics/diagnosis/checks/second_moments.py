@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gradforensics import checkpoint_signals
-from gradforensics.checkpoint_signals import SURE, Group, Pair, Saved, adam_like, kind_of, layer_of, plain
+from gradforensics.checkpoint_signals import Group, Pair, Saved, adam_like, kind_of, layer_of, plain
 from gradforensics.diagnosis.checks.dynamics import joint_spikes, warm_up_ends
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.patterns import lazy
@@ -112,7 +112,7 @@ def _find_stacks(evidence: Evidence, layers: int) -> dict[str, list[_Depth]] | M
     found: dict[str, list[_Depth]] = {}
     for one in saved:
         groups = _groups(evidence, one)
-        if one.naming not in SURE or not groups:
+        if one.path not in checkpoint_signals.sure(evidence) or not groups:
             continue
         for stack, kinds in _by_stack(evidence, one, groups).items():
             depth = _over_depth(one, stack, [kind for kind in kinds if len(kind) >= layers], small)
@@ -293,7 +293,8 @@ def _find_lags(evidence: Evidence) -> list[_Lag]:
             and shapes.get((pair.last.path, plain(name))) == "matrix"
             and plain(name) in groups
         }
-        if not pair.named or len(rows) < _FEWEST:
+        named = {pair.first.path, pair.last.path} <= checkpoint_signals.sure(evidence)
+        if not named or len(rows) < _FEWEST:
             continue
         betas = {group.betas for group in groups.values() if group.betas is not None}
         top = max(rows, key=lambda name: rows[name])
