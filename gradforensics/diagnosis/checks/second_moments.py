@@ -54,14 +54,23 @@ class _Depth:
 
 @check(needs=["tensors", "groups"], facts=["checkpoint", "checkpoints", "layers", "slope", "ratio", "first", "last"])
 def second_moment_fades_with_depth(
-    evidence: Evidence, *, slope: float, ratio: float, layers: int, settled: int, checkpoints: int, below: float
+    evidence: Evidence,
+    *,
+    slope: float,
+    ratio: float,
+    layers: int,
+    settled: int,
+    apart: int,
+    checkpoints: int,
+    below: float,
 ) -> Answer:
     """From the last layer of a stack to the first the gradients in Adam's second moments shrink steadily (D36).
 
     Matrices of one kind and shape are compared with each other; of several kinds in a stack the median speaks. slope:
     least fall in decades per layer; ratio: largest ratio of first to last; layers: least number of them. It must hold
-    in `checkpoints` checkpoints, the last one among them, after the warm-up and after `settled` updates, and must not
-    get ten times better meanwhile. below: least share of the first layer's elements with a gradient below ten eps.
+    in `checkpoints` checkpoints, the last one among them, after the warm-up and after `settled` updates, of which the
+    first and the last are `apart` updates apart where there are two; and it must not get ten times better meanwhile.
+    below: least share of the first layer's elements with a gradient below ten eps.
     """
     stacks = _stacks(evidence, layers)
     if isinstance(stacks, Missing):
@@ -74,6 +83,8 @@ def second_moment_fades_with_depth(
         judged = True
         fading = [depth for depth in late if depth.slope > slope and depth.ratio < math.log10(ratio)]
         if len(fading) < checkpoints or fading[-1] is not late[-1] or late[-1].ratio > fading[0].ratio + 1:
+            continue
+        if checkpoints > 1 and fading[-1].updates - fading[0].updates < apart:
             continue
         if below > 0 and (late[-1].below is None or late[-1].below < below):
             continue
@@ -310,10 +321,13 @@ def _lag_hit(lag: _Lag, **more: Fact) -> Hit:
 
 
 def _spike_after(found: tuple[Series, Series, list[Spike]], step: int, within: int) -> dict[str, Fact] | None:
-    """The first spike that begins in the `within` steps after a step that was in none itself."""
+    """The first spike whose loss rises in the `within` steps after a step that was in none itself.
+
+    The gradient norm may have risen before: large gradients that meet a small second moment make the loss spike later.
+    """
     loss, _, spikes = found
     for spike in spikes:
-        start = int(loss.steps[spike.start])
+        start = int(loss.steps[spike.start]) + max(spike.lead, 0)
         if start > step:
             facts: dict[str, Fact] = {"spike": start, "lead": start - step, "before": spike.base, "peak": spike.peak}
             return facts if start <= step + within else None
