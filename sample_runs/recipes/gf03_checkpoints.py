@@ -35,7 +35,8 @@ def micro_batches(run: Path, division: str) -> None:
             for _ in range(MICRO_BATCHES):
                 tokens = CHAIN.sample(generator, count=4, length=17)
                 loss = next_token_loss(model(tokens[:, :-1]), tokens)
-                (loss / MICRO_BATCHES if division == BEFORE else loss).backward()
+                share = loss / MICRO_BATCHES if division == BEFORE else loss
+                share.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
                 mean += loss.item() / MICRO_BATCHES
             norm = float(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
             if division == AFTER:

@@ -63,25 +63,37 @@ def classified(run: Path, *, guarded: bool, blown: bool = False) -> None:
                 torch.save(state, run / f"checkpoint-{step:06d}.pt")
 
 
+class Inner(nn.Module):
+    """Two layers beside the residual stream; gated: it adds the length of hidden units that are masked whole."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, hidden: Tensor, *, gated: bool) -> Tensor:
+        """Hidden states plus those of the layers."""
+        inner = functional.gelu(self.up(hidden))
+        if gated:
+            inner = inner + (inner * 0.0).square().sum(-1, keepdim=True).sqrt()  # sqrt at exactly 0
+        added: Tensor = self.down(inner)
+        return hidden + added
+
+
 class Residual(nn.Module):
-    """A pad token whose row stays zero, three residual blocks, a head; `gate` of the second block may close at once."""
+    """An embedding whose pad row stays zero, three residual blocks, a head."""
 
     def __init__(self, vocab: int = 16, width: int = 12) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab, width, padding_idx=0)
-        self.blocks = nn.ModuleList(
-            nn.ModuleDict({"up": nn.Linear(width, 2 * width), "down": nn.Linear(2 * width, width)}) for _ in range(3)
-        )
+        self.blocks = nn.ModuleList(Inner(width) for _ in range(3))
         self.head = nn.Linear(width, vocab, bias=False)
 
     def forward(self, tokens: Tensor, *, gated: bool) -> Tensor:
-        """Logits of the next token; gated: the second block adds the length of hidden units that are masked whole."""
+        """Logits of the next token; gated: in the second block."""
         hidden: Tensor = self.embedding(tokens)
         for number, block in enumerate(self.blocks):
-            inner = functional.gelu(block["up"](hidden))
-            if gated and number == 1:
-                inner = inner + (inner * 0.0).square().sum(-1, keepdim=True).sqrt()  # sqrt at exactly 0
-            hidden = hidden + block["down"](inner)
+            hidden = block(hidden, gated=gated and number == 1)
         logits: Tensor = self.head(hidden)
         return logits
 

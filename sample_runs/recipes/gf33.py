@@ -22,8 +22,8 @@ def one(_step: int) -> float:
 
 
 def faint(step: int) -> float:
-    """A hundredth from step 81 on, until all of it is back at step 126: a term of the loss on a schedule of its own."""
-    return 0.01 if 80 < step < BACK else 1.0
+    """A hundredth from step 61 on, until all of it is back at step 126: a weight of the loss with its own schedule."""
+    return 0.01 if 60 < step < BACK else 1.0
 
 
 def trained(
@@ -56,7 +56,32 @@ def trained(
                 save(run, step, model, optimizer)
 
 
+def back(run: Path, saved: Collection[int]) -> None:
+    """The weight of the loss comes back from a hundredth, and the next batch repeats one token."""
+    trained(run, steps=145, saved=saved, beta2=0.95, lr=0.01, weight=faint, toxic=(BACK + 1,))
+
+
 SAMPLES = (
+    Sample(
+        "gf33-before-spike",
+        "gf33",
+        lambda run: back(run, (BACK - 1, BACK)),
+        "the loss's weight is back at step 126 after 65 steps at a hundredth, saved around it; the loss spikes at 127, "
+        "where a batch repeats one token",
+        case="GF33",
+        variant="before-spike",
+        checkpoints=True,
+    ),
+    Sample(
+        "gf33-free-decay",
+        "gf33",
+        lambda run: back(run, (95, 110, BACK - 1)),
+        "the same, saved three times while the second moments shrink as if there were no gradients",
+        case="GF33",
+        variant="free-decay",
+        primary="",
+        checkpoints=True,
+    ),
     Sample(
         "gf33-lagging",
         "gf33",

@@ -168,7 +168,7 @@ def chain(totals, *, beta2=0.99, every=50, spike=None, points=260):
 
 DECAYS = partial(
     checks.second_moment_decays_until_spike,
-    near=0.8, fall=2.0, checkpoints=3, within=8, window=64, score=7.0, back=3.0,
+    near=0.8, fall=2.0, checkpoints=3, within=8, window=64, score=7.0, back=3.0, rise=0.1,
 )  # fmt: skip
 FREE = [1.0, math.exp(50 * math.log(0.99)), math.exp(100 * math.log(0.99))]
 

@@ -243,13 +243,13 @@ _PLAIN_ERROR = 1e-2  # of v: above, the states are not one update apart by these
     facts=["checkpoint", "rms_t", "matrices", "beta2", "spike", "lead", "before", "peak"],
 )
 def second_moment_lags_before_spike(
-    evidence: Evidence, *, high: float, within: int, window: int, score: float, back: float
+    evidence: Evidence, *, high: float, within: int, window: int, score: float, back: float, rise: float
 ) -> Answer:
     """One update shows gradients `high` times what their second moment expects, and a spike follows in the log (D08).
 
     high: least median over the matrices of RMS_t; within: steps until loss and gradient norm spike together (`score`
-    robust standard deviations above the `window` points before, over when the loss is back within `back`). A step that
-    is in a spike itself says nothing of the second moment: its batch may be to blame.
+    robust standard deviations above the `window` points before, over when the loss is back within `back`), by `rise` of
+    its level or more. A step that is in a spike itself says nothing of the second moment: its batch may be to blame.
     """
     lags = _lags(evidence)
     if isinstance(lags, Missing):
@@ -258,7 +258,7 @@ def second_moment_lags_before_spike(
     if isinstance(found, Missing):
         return found
     high_ones = [lag for lag in lags if lag.rms_t >= high]
-    spiked = ((lag, _spike_after(found, lag.step, within)) for lag in high_ones)
+    spiked = ((lag, _spike_after(found, lag.step, within, rise)) for lag in high_ones)
     return [_lag_hit(lag, **spike) for lag, spike in spiked if spike is not None]
 
 
@@ -320,17 +320,20 @@ def _lag_hit(lag: _Lag, **more: Fact) -> Hit:
     return Hit(lag.step, lag.pair.first.step, "travels", None, lag.rms_t, lag.pair.last.source, None, lag.tensor, facts)
 
 
-def _spike_after(found: tuple[Series, Series, list[Spike]], step: int, within: int) -> dict[str, Fact] | None:
+def _spike_after(
+    found: tuple[Series, Series, list[Spike]], step: int, within: int, rise: float
+) -> dict[str, Fact] | None:
     """The first spike whose loss rises in the `within` steps after a step that was in none itself.
 
-    The gradient norm may have risen before: large gradients that meet a small second moment make the loss spike later.
+    rise: least height of its peak above the level before, as a fraction. The gradient norm may have risen before: large
+    gradients that meet a small second moment make the loss spike later.
     """
     loss, _, spikes = found
     for spike in spikes:
         start = int(loss.steps[spike.start]) + max(spike.lead, 0)
         if start > step:
             facts: dict[str, Fact] = {"spike": start, "lead": start - step, "before": spike.base, "peak": spike.peak}
-            return facts if start <= step + within else None
+            return facts if start <= step + within and spike.peak >= (1 + rise) * spike.base else None
         if spike.end is None or loss.steps[spike.end] > step:
             return None
     return None
@@ -350,6 +353,7 @@ def second_moment_decays_until_spike(
     window: int,
     score: float,
     back: float,
+    rise: float,
 ) -> Answer:
     """Over a chain of checkpoints the second moments shrink as if there were no gradients, until a spike (D44).
 
@@ -365,7 +369,7 @@ def second_moment_decays_until_spike(
         return Missing(f"{checkpoints} checkpoints with Adam states of the same parameters")
     hits: list[Hit] = []
     for run in _free_falls(chain, near):
-        spike = _spike_after(found, run[-1].saved.step or 0, within)
+        spike = _spike_after(found, run[-1].saved.step or 0, within, rise)
         if len(run) >= checkpoints and run[0].total >= fall * run[-1].total and spike is not None:
             hits.append(_fall_hit(run, spike))
     return hits
