@@ -122,8 +122,11 @@ def name_states(
         dealt, why = _by_order(slots, decays, sources, held)
         names = dict(zip(ids, (name for group in dealt or [] for name in group), strict=bool(dealt)))
         against = [identity for identity in moved if identity in names and names[identity] != moved[identity]]
+        if len(against) == 1 and against[0] not in proven:
+            against = []  # a wrong order misplaces two at least; far apart, one may correlate with another's by chance
         if names and not against:
-            agrees = f"; {len(moved)} of them moved between two checkpoints as their states say" if moved else ""
+            agreeing = sum(names.get(identity) == name for identity, name in moved.items())
+            agrees = f"; {agreeing} of them moved between two checkpoints as their states say" if agreeing else ""
             return names, Naming(f"{why}{agrees}.", "confirmed")
         if against:
             why = f"{why[:1].lower()}{why[1:]}, but {len(against)} of them moved between two checkpoints as others say"

@@ -397,29 +397,29 @@ def ended(run: Path) -> None:
     torch.save(model.state_dict(), run / "model_final.pt")
 
 
-def _run(name: str, make: Callable[[Path], None], note: str, case: str = "", ending: str = "completed") -> Sample:
+def _run(name: str, make: Callable[[Path], None], note: str, case: str, ending: str = "completed") -> Sample:
     return Sample(
         f"healthy-{name}", "healthy_checkpoints", make, note, case=case, twin=True, ending=ending, checkpoints=True
     )
 
 
 SAMPLES = (
-    _run("frozen", frozen_in_place, "embeddings and a block frozen by requires_grad, all given to the optimizer"),
-    _run("frozen-config", frozen_by_setting, "the same, and the configuration says so"),
-    _run("unfreezing", unfrozen, "gradual unfreezing: groups join during the run, their counters lag"),
+    _run("frozen", frozen_in_place, "embeddings and a block are frozen, all given to the optimizer", "GF10"),
+    _run("frozen-config", frozen_by_setting, "the same, and the configuration says so", "GF10"),
+    _run("unfreezing", unfrozen, "gradual unfreezing: groups join during the run, their counters lag", "GF01"),
     _run("lora", adapters, "LoRA through the Trainer: B is 0 at first, A has no gradient in step 1", "GF18"),
-    _run("tied", tied, "GPT-2 with tied embeddings through the Trainer"),
-    _run("unseen-rows", unseen, "rows of the embeddings that no token ever asked for"),
-    _run("zero-init", zero_init, "adaLN-zero and a head of zeros, saved when most gradients are still 0"),
-    _run("pruned", pruned, "half of every matrix was pruned for good"),
-    _run("ema", averaged, "a moving average of the weights beside them"),
-    _run("batchnorm", normalized, "running statistics and counters of batches beside the weights"),
-    _run("gan-checkpoints", two_networks, "a GAN's two networks and optimizers in one file", ending="unknown"),
-    _run("target-network", target_network, "a target network that no optimizer trains", ending="unknown"),
+    _run("tied", tied, "GPT-2 with tied embeddings through the Trainer", "GF37"),
+    _run("unseen-rows", unseen, "rows of the embeddings that no token ever asked for", "GF38"),
+    _run("zero-init", zero_init, "adaLN-zero and a head of zeros, saved when most gradients are still 0", "GF10"),
+    _run("pruned", pruned, "half of every matrix was pruned for good", "GF10"),
+    _run("ema", averaged, "a moving average of the weights beside them", "GF46"),
+    _run("batchnorm", normalized, "running statistics and counters of batches beside the weights", "GF47"),
+    _run("gan-checkpoints", two_networks, "a GAN's two networks and optimizers in one file", "GF30", ending="unknown"),
+    _run("target-network", target_network, "a target network that no optimizer trains", "GF01", ending="unknown"),
     _run("resumed", resumed, "resumed at step 60 with everything restored", "GF29"),
-    _run("fine-tuned", fine_tuned, "a base model beside the checkpoints of its fine-tuning"),
-    _run("first-steps", begun, "checkpoints of steps 0 and 1 only"),
-    _run("last-only", ended, "one checkpoint at the end, weights only"),
+    _run("fine-tuned", fine_tuned, "a base model beside the checkpoints of its fine-tuning", "GF01"),
+    _run("first-steps", begun, "checkpoints of steps 0 and 1 only", "GF29"),
+    _run("last-only", ended, "one checkpoint at the end, weights only", "GF11"),
 )  # fmt: skip
 
 if __name__ == "__main__":

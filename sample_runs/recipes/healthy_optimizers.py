@@ -307,19 +307,22 @@ def layer_decay(run: Path) -> None:
         train_and_save(run, model, optimizer, objective(model), log, steps=STEPS, saved=SAVED, schedule=schedule)
 
 
-def _run(name: str, make: Callable[[Path], None], note: str, case: str = "") -> Sample:
+def _run(name: str, make: Callable[[Path], None], note: str, case: str) -> Sample:
     return Sample(f"healthy-{name}", "healthy_optimizers", make, note, case=case, twin=True, checkpoints=True)
 
 
-def _with(name: str, note: str, make: Make, optim: str, case: str = "", **facts: Any) -> Sample:
+def _with(name: str, note: str, make: Make, optim: str, case: str = "GF18", **facts: Any) -> Sample:
     return _run(name, lambda run: language(run, make, optim, **facts), note, case)
 
 
 AdamW = torch.optim.AdamW
 SAMPLES = (
     _with("lion", "Lion: one moment, updates of one size", lambda p: Lion(p, 1e-3), "lion"),
-    _run("muon", muon, "Muon for the block's matrices and AdamW for the rest, two optimizers in one file"),
-    _with("8bit", "AdamW with 8-bit states in blocks, as bitsandbytes", lambda p: AdamW8bit(p, 3e-3), "adamw_bnb_8bit"),
+    _run("muon", muon, "Muon for the block's matrices and AdamW for the rest, two optimizers in one file", "GF18"),
+    _with(
+        "8bit", "AdamW with 8-bit states in blocks, as bitsandbytes", lambda p: AdamW8bit(p, 3e-3), "adamw_bnb_8bit",
+        "GF30",
+    ),
     _with(
         "adafactor",
         "transformers' Adafactor with its relative step: factored second moments, no first",
@@ -333,8 +336,8 @@ SAMPLES = (
         "sgd", "SGD with Nesterov momentum",
         lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9, nesterov=True), "sgd",
     ),
-    _with("amsgrad", "AdamW with amsgrad", lambda p: AdamW(p, lr=3e-3, amsgrad=True), "adamw_torch"),
-    _with("fused", "the fused AdamW", lambda p: AdamW(p, lr=3e-3, fused=True), "adamw_torch_fused"),
+    _with("amsgrad", "AdamW with amsgrad", lambda p: AdamW(p, lr=3e-3, amsgrad=True), "adamw_torch", "GF30"),
+    _with("fused", "the fused AdamW", lambda p: AdamW(p, lr=3e-3, fused=True), "adamw_torch_fused", "GF30"),
     _with("rmsprop", "RMSprop, centered", lambda p: torch.optim.RMSprop(p, lr=2e-3, centered=True), "rmsprop"),
     _with(
         "kahan", "weights and moments in bfloat16, with Kahan summation", lambda p: KahanAdamW(p, 1e-3),
@@ -347,9 +350,9 @@ SAMPLES = (
     ),
     _run("autocast", autocast, "weights in float32, forward pass under autocast to bfloat16", "GF13"),
     _run("bf16-export", exported, "trained in float32, exported as bfloat16 without the optimizer", "GF13"),
-    _run("onecycle", one_cycle, "OneCycleLR with cycle_momentum: the betas change from step to step"),
-    _run("sequential-lr", in_sequence, "SequentialLR of a warm-up and a cosine"),
-    _run("plateau", plateau, "ReduceLROnPlateau has halved the rate between two checkpoints"),
+    _run("onecycle", one_cycle, "OneCycleLR with cycle_momentum: the betas change from step to step", "GF30"),
+    _run("sequential-lr", in_sequence, "SequentialLR of a warm-up and a cosine", "GF07"),
+    _run("plateau", plateau, "ReduceLROnPlateau has halved the rate between two checkpoints", "GF18"),
     _run("layer-decay", layer_decay, "a rate per layer that falls towards the embedding", "GF18"),
 )  # fmt: skip
 

@@ -115,7 +115,9 @@ def two_in_lightning(run: Path) -> None:
 
 
 def _run(name: str, make: Callable[[Path], None], note: str, ending: str = "completed") -> Sample:
-    return Sample(f"healthy-{name}", "healthy_writers", make, note, twin=True, ending=ending, checkpoints=True)
+    return Sample(
+        f"healthy-{name}", "healthy_writers", make, note, case="GF30", twin=True, ending=ending, checkpoints=True
+    )
 
 
 SAMPLES = (

@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from gradforensics.checkpoints import layout, tree
+from gradforensics.checkpoints import correlating, layout, tree
 from gradforensics.checkpoints.formats import safetensors, torch_file
 from gradforensics.checkpoints.naming import (
     Pair,
@@ -375,6 +375,18 @@ def test_an_order_against_which_the_weights_moved_is_not_confirmed(tmp_path):
     assert naming.sure != "likely"
     assert {truth[int(identity)]: name for identity, name in names.items() if truth[int(identity)] != name} == {}
     assert "moved between two checkpoints as others say" in naming.how
+
+
+def test_one_chance_match_does_not_shake_an_order(tmp_path, monkeypatch):
+    before, after, state, truth = trained(tmp_path)
+    sources = [saved_source("a.pt", after)]
+    wrong = {"0": next(name for name in after if name != truth[0] and after[name].shape == after[truth[0]].shape)}
+    agreed, sure = name_states(state, sources, pair=Pair(before, after))
+
+    monkeypatch.setattr(correlating, "match", lambda rows, _: {i: n for i, n in wrong.items() if i in rows})
+    names, naming = name_states(state, sources, pair=Pair(before, after))
+
+    assert (names, naming.sure) == (agreed, sure.sure) == (agreed, "confirmed")
 
 
 def test_an_order_with_which_the_weights_moved_says_so(tmp_path):
