@@ -28,7 +28,7 @@ class BracketPieces:
         else:
             bad = words("not_measured") if node.nonfinite is None else words("nonfinite_n", n=f"{node.nonfinite:,}")
             told = joined([tag("code", shorten(node.name, 80)), soft(bad)])
-        return tag("span", told, " ", soft(words("step_n", n=node.step)), kind="node bad" if node.late else "node")
+        return tag("span", told, ", ", soft(words("step_n", n=node.step)), kind="node bad" if node.late else "node")
 
     def layers(self, found: Bracket) -> Markup:
         """Every layer before and after."""
