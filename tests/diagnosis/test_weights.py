@@ -37,6 +37,11 @@ def test_the_first_bad_checkpoint_is_the_onset_and_the_last_good_one_before_it_t
     }  # fmt: skip
 
 
+def test_without_steps_no_checkpoint_is_the_last_finite_one():
+    (hit,) = found(weights_nonfinite, evidence(("a", None, "param", "w", 0, 0, 0), ("b", None, "param", "w", 3, 0, 0)))
+    assert (hit.step, hit.facts["last_finite"]) == (None, "none")
+
+
 def test_finite_weights_are_no_hit():
     assert weights_nonfinite(evidence(GOOD)) == []
 

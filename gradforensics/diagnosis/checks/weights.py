@@ -68,16 +68,17 @@ def _bad() -> pl.Expr:
 
 
 def _history(table: pl.DataFrame) -> dict[str, Fact]:
-    """Which kind of tensor shows it first, and in which checkpoint; and the last one before that without it."""
-    mine = table.filter(pl.col("nan").is_not_null() & pl.col("role").is_in(list(_ROLES))).with_columns(bad=_bad())
+    """Which kind of tensor shows it first, and the last checkpoint before that without it; none where no step tells."""
+    mine = _with_bad(table.filter(pl.col("nan").is_not_null() & pl.col("role").is_in(list(_ROLES))))
     steps = mine.group_by("checkpoint", maintain_order=True).agg(pl.col("step").first(), pl.col("bad").sum())
     ordered = steps.sort("step", nulls_last=True).iter_rows()
     last, first = "none", None
-    for path, _, bad in ordered:
+    for path, step, bad in ordered:
         if bad:
             first = path
+            last = last if step is not None else "none"
             break
-        last = path
+        last = path if step is not None else last
     roles = mine.filter((pl.col("checkpoint") == first) & (pl.col("bad") > 0))["role"].unique(maintain_order=True)
     named = dict.fromkeys(_ROLES[role] for role in roles)
     return {"first_in": ", ".join(sorted(named)), "last_finite": last}
