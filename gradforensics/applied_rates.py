@@ -21,7 +21,7 @@ import numpy as np
 from gradforensics import checkpoint_signals as cs
 from gradforensics.tables import Evidence, Series
 
-PAIR = "two checkpoints one optimizer step apart"
+PAIR = "travels:one-update"
 
 _ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 _RESIDUAL = 0.01  # of the movement, besides rounding: healthy tensors leave 1e-5 at lr 1e-3, 6e-3 at 1e-6
@@ -80,7 +80,7 @@ def told(evidence: Evidence) -> list[Told]:
 
 
 def lacking(evidence: Evidence) -> list[str]:
-    """Why nothing, or not everything, is told; never empty where nothing is."""
+    """Why nothing, or not everything, is told, in words or as a need; never empty where nothing is."""
     found = told(evidence)
     return [*dict.fromkeys(why for one in found for why in one.why)] if found else [PAIR]
 
@@ -137,7 +137,7 @@ def _rate(pair: cs.Pair, first: cs.Group, last: cs.Group, units: Mapping[tuple[s
     rows = [row for name in last.names if (row := pair.rows.get(name + suffix)) is not None]
     rows = [row for row in rows if row["residual"] is not None and not row["nonfinite"]]
     if not rows:
-        return "states of the group's parameters that are one update apart, with names"
+        return "states of the group's parameters that are one update apart" if pair.named else "checkpoints:named"
     unit = {row["name"]: max(units.get((c.path, row["name"]), 1.0) for c in (pair.first, pair.last)) for row in rows}
     fitting = [row for row in rows if _fits(row, unit[row["name"]])]
     if 2 * len(fitting) < len(rows):

@@ -16,7 +16,7 @@ _UNITS = 300.0  # a log and an optimizer whose peaks lie further apart do not co
 _ONE = 0.01  # relative: rates of groups that are one
 
 
-@check(needs=["travels", "groups"], facts=["applied", "saved", "times", "group", "groups", "checkpoint"])
+@check(needs=["travels:one-update", "groups"], facts=["applied", "saved", "times", "group", "groups", "checkpoint"])
 def applied_rate_is_not_saved(evidence: Evidence, *, tolerance: float) -> Answer:
     """In a step between two checkpoints, Adam applied a rate that neither holds for the group (detector D11).
 
@@ -54,7 +54,7 @@ def _hit(pair: cs.Pair, rate: ar.Rate, value: float, facts: dict[str, Fact], aft
     return Hit(pair.last.step, after, "travels", None, value, pair.last.source, None, cs.plain(rate.names[0]), facts)
 
 
-@check(needs=["travels", "groups", "series:lr"], facts=["applied", "scheduled", "peak", "checkpoint"])
+@check(needs=["travels:one-update", "groups", "series:lr"], facts=["applied", "scheduled", "peak", "checkpoint"])
 def applied_rate_stands_while_logged_moves(evidence: Evidence, *, tolerance: float, moving: float) -> Answer:
     """Adam applied the one rate that both checkpoints hold, and the log shows another one of a schedule there.
 
@@ -213,10 +213,10 @@ def applied_rate_stands_at_configured(evidence: Evidence, *, tolerance: float) -
             continue
         facts: dict[str, Fact] = {"applied": rate.lr, "scheduled": float(expected[1]), "peak": plan.peak}
         hits.append(_hit(one.pair, rate, rate.lr, {**facts, "checkpoint": one.pair.last.path}, after=silent_until))
-    return hits if judged else Missing(*(lacking or [ar.PAIR]))
+    return hits if judged else Missing(*(lacking or ["a rate above 0 in a single step of the run"]))
 
 
-@check(needs=["travels", "groups"], facts=["optimizer", "decay", "recovered", "checkpoint"])
+@check(needs=["travels:one-update", "groups"], facts=["optimizer", "decay", "recovered", "checkpoint"])
 def decay_not_in_the_weights(evidence: Evidence, *, least: float, share: float, kind: str) -> Answer:
     """A group has a weight decay of `least` or more, and its weights did not decay by it in a step (detector D11).
 

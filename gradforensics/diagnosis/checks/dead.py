@@ -89,7 +89,13 @@ def _optimized(evidence: Evidence, steps: float) -> Iterator[_Optimized]:
                 yield one
 
 
-_NO_MOMENTS = "Adam's moments under certain names in a checkpoint after more updates"
+def _no_moments(evidence: Evidence) -> Missing:
+    """Why no checkpoint is optimized."""
+    naming = {one.naming for one in checkpoints(evidence) or [] if one.naming}
+    return Missing("checkpoints:named" if naming.isdisjoint(SURE) and naming else _NO_MOMENTS)
+
+
+_NO_MOMENTS = "Adam's moments in a checkpoint after more updates"
 
 
 @check(needs=["tensors"], facts=["zeros", "names", "blocked", "updates", "checkpoint"])
@@ -110,7 +116,7 @@ def zero_weights_without_gradient(evidence: Evidence, *, steps: float, least: in
                 "updates": one.updates, "checkpoint": one.saved.path,
             }  # fmt: skip
             return [_hit(one.saved, zeros[0], 0.0, known)]
-    return [] if judged else Missing(_NO_MOMENTS)
+    return [] if judged else _no_moments(evidence)
 
 
 @check(needs=["tensors"], facts=["zeros", "weights", "names", "checkpoint"])
@@ -163,7 +169,10 @@ def _persist(evidence: Evidence, saved: Saved, zeros: Sequence[Weight], steps: f
     return bool(names & before) and (not held or bool(names & held))
 
 
-@check(needs=["tensors", "groups"], facts=["dead", "units", "share", "layers", "names", "updates", "checkpoint"])
+@check(
+    needs=["tensors", "groups", "checkpoints:named"],
+    facts=["dead", "units", "share", "layers", "names", "updates", "checkpoint"],
+)
 def units_never_respond(evidence: Evidence, *, steps: float, share: float, units: int) -> Answer:
     """More than `share` of a layer's units had a gradient of exactly zero in all updates (D30): dead ReLU units.
 

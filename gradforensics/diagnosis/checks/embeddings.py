@@ -55,7 +55,7 @@ def _states(evidence: Evidence) -> list[_State] | Missing:
         row: Mapping[str, Any] | None = second.get((table.checkpoint, table.name, None))
         if group is not None and one is not None and row is not None and row["zero_rows"] is not None:
             found.append(_State(table, one, group, row["zero_rows"], row["source"]))
-    return found or Missing("Adam's states of a token embedding, whose names are certain")
+    return found or Missing("Adam's states of a token embedding" if saved or not second else "checkpoints:named")
 
 
 @check(needs=["tensors"], facts=["checkpoint", "name", "rows", "trained", "steps"])

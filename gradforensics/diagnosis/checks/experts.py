@@ -78,7 +78,7 @@ def _layers(evidence: Evidence) -> list[_Layer] | Missing:
         one.first += (moment["l2"] or 0.0) ** 2
         one.count += row["count"]
     if not found:
-        return Missing("Adam states whose names are certain, of experts")
+        return Missing("Adam states of experts" if order else "checkpoints:named")
     return list(found.values())
 
 

@@ -254,10 +254,14 @@ def gradient_exactly_zero_before_cut(evidence: Evidence, *, steps: float, spread
 
 
 def _zero_moments(evidence: Evidence, steps: float) -> Answer:
+    unnamed = False
     for saved in reversed(checkpoints(evidence) or []):
         mine = _groups_of(evidence, saved)
         updates = max((g.step_max for g in mine if g.step_max is not None), default=0)
-        if saved.naming not in SURE or updates < steps or not all(adam_like(g) for g in mine):
+        if updates < steps or not all(adam_like(g) for g in mine):
+            continue
+        if saved.naming not in SURE:
+            unnamed = True
             continue
         own = weights_of(evidence, saved.path)
         silent = _silent(evidence, saved)
@@ -265,7 +269,7 @@ def _zero_moments(evidence: Evidence, steps: float) -> Answer:
         learning = _gradients(evidence, saved)
         moving = [w for w in own if w.name in learning]
         return _zero_hit(own, still, moving, saved, updates, 0)
-    return Missing("Adam's moments under certain names, after more updates")
+    return Missing("checkpoints:named" if unnamed else "Adam's moments after more updates")
 
 
 def _silent(evidence: Evidence, saved: Saved) -> set[str]:
@@ -331,7 +335,7 @@ def _zero_hit(
 
 
 @check(
-    needs=["tensors", "travels", "facts"],
+    needs=["tensors", "travels", "facts", "checkpoints:named"],
     facts=["frozen", "parameters", "module", "before", "names", "counter", "updates"],
 )
 def updates_stopped_before_cut(evidence: Evidence, *, certainty: str, steps: float) -> Answer:
@@ -361,7 +365,7 @@ def updates_stopped_before_cut(evidence: Evidence, *, certainty: str, steps: flo
             hits = _stopped_hit(evidence, pair, still, most)
             if hits:
                 return hits
-    return [] if judged else Missing("step counters per parameter in two checkpoints, under certain names")
+    return [] if judged else Missing("step counters per parameter in two checkpoints, of more updates")
 
 
 def _stopped_hit(evidence: Evidence, pair: Pair, still: dict[str, int], most: int) -> list[Hit]:

@@ -9,10 +9,12 @@ from typing import NamedTuple
 import polars as pl
 
 from gradforensics import checkpoint_signals as cs
+from gradforensics.applied_rates import PAIR
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.tables import Evidence
 
-_NAMES = "which parameter each state belongs to"
+_NO_PAIR = "groups of two checkpoints of one optimizer"
+_NO_WHOLE = "a complete checkpoint with the names of its states"
 _LAYERS = 3  # fewer tell no order
 
 
@@ -49,6 +51,11 @@ def _following(evidence: Evidence, *, named: bool = True) -> list[tuple[_Held, _
     return [(a, b) for a, b in pairwise(found) if _goes_on(a, b)]
 
 
+def _no_pair(evidence: Evidence) -> Missing:
+    """Why there are no neighbours with certain names."""
+    return Missing("checkpoints:named" if _following(evidence, named=False) else _NO_PAIR)
+
+
 def _goes_on(before: _Held, after: _Held) -> bool:
     if before.saved.step is None or after.saved.step is None or before.saved.step >= after.saved.step:
         return False
@@ -71,7 +78,10 @@ def _hit(before: _Held | None, now: _Held, tensor: str | None, facts: dict[str, 
 # -- GF45 -------------------------------------------------------------------------------------------------------------
 
 
-@check(needs=["checkpoints:rows>=2", "groups"], facts=["lost", "held", "example", "before", "checkpoint"])
+@check(
+    needs=["checkpoints:rows>=2", "groups", "checkpoints:named"],
+    facts=["lost", "held", "example", "before", "checkpoint"],
+)
 def groups_lost_parameters(evidence: Evidence, *, most: float) -> Answer:
     """Parameters stand in a group of one checkpoint and in none of the next, though the model still has them.
 
@@ -81,7 +91,7 @@ def groups_lost_parameters(evidence: Evidence, *, most: float) -> Answer:
     """
     following = [(a, b) for a, b in _following(evidence) if _ranks(a) == _ranks(b)]
     if not following:
-        return Missing(_NAMES if cs.groups(evidence) else "groups")
+        return _no_pair(evidence)
     present = {(w.checkpoint, w.name) for w in cs.weights(evidence) or []}
     hits = []
     for before, now in following:
@@ -96,7 +106,10 @@ def _ranks(held: _Held) -> set[int | None]:
     return {group.rank for group in held.groups}
 
 
-@check(needs=["checkpoints:rows>=2", "groups"], facts=["moved", "example", "was", "now", "before", "checkpoint"])
+@check(
+    needs=["checkpoints:rows>=2", "groups", "checkpoints:named"],
+    facts=["moved", "example", "was", "now", "before", "checkpoint"],
+)
 def parameters_changed_decay(evidence: Evidence) -> Answer:
     """Some parameters are decayed in one checkpoint and not in the next, or the other way round; others stay.
 
@@ -104,7 +117,7 @@ def parameters_changed_decay(evidence: Evidence) -> Answer:
     """
     following = _following(evidence)
     if not following:
-        return Missing(_NAMES if cs.groups(evidence) else "groups")
+        return _no_pair(evidence)
     hits = []
     for before, now in following:
         moved = [name for name in before.of if name in now.of and _decays(before.of[name]) != _decays(now.of[name])]
@@ -136,7 +149,7 @@ def group_rate_stands_while_others_move(evidence: Evidence, *, moving: float, ki
     alone = _single_optimizers(evidence)
     following = [(a, b) for a, b in _following(evidence, named=False) if {a.saved.path, b.saved.path} <= alone]
     if not following:
-        return Missing("groups of two checkpoints of one optimizer")
+        return Missing(_NO_PAIR)
     begun = {(group.rank, group.number) for group in _held(evidence, named=False)[0].groups}
     hits = []
     for before, now in following:
@@ -211,7 +224,7 @@ def saved_adam_couples_decay(evidence: Evidence, *, least: float) -> Answer:
     return Missing("which Adam it is" if open_ else "groups of Adam or AdamW")
 
 
-@check(needs=["groups", "tensors"], facts=["decayed", "spared", "example", "decay", "checkpoint"])
+@check(needs=["groups", "tensors", "checkpoints:named"], facts=["decayed", "spared", "example", "decay", "checkpoint"])
 def gains_in_a_decayed_group(evidence: Evidence, *, kind: str) -> Answer:
     """The recipe leaves some norm gains or biases out of the weight decay, and others are decayed.
 
@@ -220,7 +233,7 @@ def gains_in_a_decayed_group(evidence: Evidence, *, kind: str) -> Answer:
     """
     found = _held(evidence)
     if not found:
-        return Missing(_NAMES if cs.groups(evidence) else "groups")
+        return Missing(_NO_WHOLE)
     kinds = {(w.checkpoint, w.name): w.kind for w in cs.weights(evidence) or []}
     for held in found:
         small = [(name, g) for name, g in held.of.items() if kinds.get((held.saved.path, name)) in ("norm", "bias")]
@@ -231,11 +244,18 @@ def gains_in_a_decayed_group(evidence: Evidence, *, kind: str) -> Answer:
         if kind == "recovered":
             decayed = [(name, g) for name, g in decayed if _seen_decaying(evidence, held.saved.path, name, g)]
             if not decayed:
-                return Missing("a step between two checkpoints that shows the decay in those parameters")
+                stepped = _stepped(evidence, held)
+                return Missing("a decay of those parameters that a single step shows" if stepped else PAIR)
         name, group = decayed[0]
         facts: dict[str, Fact] = {"decayed": len(decayed), "spared": len(spared), "example": name}
         return [_hit(None, held, name, facts | {"decay": group.weight_decay})]
     return []
+
+
+def _stepped(evidence: Evidence, held: _Held) -> bool:
+    """Whether a checkpoint is one of two that are one optimizer step apart."""
+    found = (pair for pair in cs.pairs(evidence) or [] if pair.one_update)
+    return any(held.saved.path in (pair.first.path, pair.last.path) for pair in found)
 
 
 def _seen_decaying(evidence: Evidence, path: str, name: str, group: cs.Group) -> bool:
@@ -249,7 +269,7 @@ def _seen_decaying(evidence: Evidence, path: str, name: str, group: cs.Group) ->
     return False
 
 
-@check(needs=["groups"], facts=["bottom", "top", "stack", "layers", "checkpoint"])
+@check(needs=["groups", "checkpoints:named"], facts=["bottom", "top", "stack", "layers", "checkpoint"])
 def group_rates_fall_towards_output(evidence: Evidence, *, factor: float) -> Answer:
     """The saved rates of the layers never rise from the input to the output, and the lowest layer's is the highest.
 
@@ -258,7 +278,7 @@ def group_rates_fall_towards_output(evidence: Evidence, *, factor: float) -> Ans
     """
     found = _held(evidence)
     if not found:
-        return Missing(_NAMES if cs.groups(evidence) else "groups")
+        return Missing(_NO_WHOLE)
     for held in found:
         for stack, rates in _layers(held).items():
             order = [rates[number] for number in sorted(rates)]

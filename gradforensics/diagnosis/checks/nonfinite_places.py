@@ -57,7 +57,7 @@ def _first_bad(evidence: Evidence) -> _Spread | Missing | None:
         bad = frozenset(row["name"] for row in mine if _nonfinite(row))
         if bad:
             if one.path not in checkpoint_signals.sure(evidence):
-                return Missing("the parameters that the optimizer's states belong to")
+                return Missing("checkpoints:named")
             good = frozenset(rows) - bad
             return _Spread(one, before, bad, good, rows) if good else None
         before = one if rows else before

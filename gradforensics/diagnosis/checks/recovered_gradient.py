@@ -18,7 +18,7 @@ from gradforensics.tables import Evidence, Series
 
 _PLAIN_ERROR = 1e-3  # of v: above, the two states are not one update apart by their betas
 _EXACT_TYPES = ("float32", "float64")  # bfloat16 loses percents of a gradient in the difference of two moments
-_NO_PAIR = "two checkpoints one update apart with all of Adam's states in float32, and no decay within the gradient"
+_INEXACT = "first moments of Adam in float32 in two checkpoints one update apart, and no decay within the gradient"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Recovered:
 
 def _recovered(evidence: Evidence) -> list[_Recovered] | Missing:
     found = evidence.once("recovered gradients", lambda: list(_recover(evidence)))
-    return found or Missing(_NO_PAIR)
+    return found or Missing(_INEXACT)
 
 
 def _recover(evidence: Evidence) -> Iterator[_Recovered]:
@@ -103,7 +103,10 @@ def _thresholds(evidence: Evidence) -> list[float] | Missing:
     return found or Missing("settings:max_grad_norm")
 
 
-@check(needs=["travels", "groups", "settings:max_grad_norm"], facts=["checkpoint", "recovered", "max_norm", "times"])
+@check(
+    needs=["travels:one-update", "groups", "settings:max_grad_norm"],
+    facts=["checkpoint", "recovered", "max_norm", "times"],
+)
 def clip_not_applied(evidence: Evidence, *, margin: float) -> Answer:
     """The optimizer got a gradient that is larger than max_norm by more than `margin` of it: clipping did not act.
 
@@ -156,7 +159,9 @@ def _compared(evidence: Evidence, exact: float) -> list[list[_Compared]] | Missi
         if rows:
             tolerance = exact + norm.resolution / min(row.logged for row in rows)
             answers.append([] if any(abs(row.ratio - 1) <= tolerance for row in rows) else rows)
-    return answers or Missing("series:grad_norm at the step after a checkpoint that has its next one right behind it")
+    if not any(one.complete for one in found):
+        return Missing("states of every parameter of the optimizer that are one update apart")
+    return answers or Missing("series:grad_norm at the step between two checkpoints one update apart")
 
 
 def _beside(one: _Recovered, norm: Series, limits: Sequence[float]) -> Iterator[_Compared]:
@@ -167,7 +172,7 @@ def _beside(one: _Recovered, norm: Series, limits: Sequence[float]) -> Iterator[
 
 
 @check(
-    needs=["travels", "groups", "series:grad_norm", "settings:max_grad_norm"],
+    needs=["travels:one-update", "groups", "series:grad_norm", "settings:max_grad_norm"],
     facts=["checkpoint", "recovered", "logged", "expected", "max_norm", "ratio", "factor", "of"],
 )
 def gradient_rescaled_after_norm(evidence: Evidence, *, exact: float) -> Answer:
@@ -236,7 +241,7 @@ def _scales(evidence: Evidence, one: _Recovered) -> list[float]:
 
 
 @check(
-    needs=["travels", "groups", "series:grad_norm", "settings:max_grad_norm"],
+    needs=["travels:one-update", "groups", "series:grad_norm", "settings:max_grad_norm"],
     facts=["norm", "ratio", "clip", "scale", "changes", "checkpoint", "recovered"],
 )
 def recovered_gradient_clipped_while_scaled(evidence: Evidence, *, exact: float) -> Answer:

@@ -25,7 +25,7 @@ from gradforensics.tables import Evidence, Series
 _FAINT = 1e-36  # mean of v below which its elements vanish in float32: then the first moment tells the gradient's size
 _TYPES = ("float32", "float64", "bfloat16")  # which hold the square of 1e-15
 _FIRST = lazy(r"(?<![^.])\d+(?=\.|$)")
-_NO_STATES = "Adam's second moments of a stack of layers, by the names of their parameters"
+_NO_STATES = "Adam's second moments of a stack of layers"
 
 
 # -- over depth --------------------------------------------------------------------------------------------------------
@@ -52,7 +52,10 @@ class _Depth:
     source: str
 
 
-@check(needs=["tensors", "groups"], facts=["checkpoint", "checkpoints", "layers", "slope", "ratio", "first", "last"])
+@check(
+    needs=["tensors", "groups", "checkpoints:named"],
+    facts=["checkpoint", "checkpoints", "layers", "slope", "ratio", "first", "last"],
+)
 def second_moment_fades_with_depth(
     evidence: Evidence,
     *,
@@ -239,7 +242,13 @@ _PLAIN_ERROR = 1e-2  # of v: above, the states are not one update apart by these
 
 
 @check(
-    needs=["travels", "groups", "series:loss:points>=80", "series:grad_norm:points>=80"],
+    needs=[
+        "travels:one-update",
+        "groups",
+        "checkpoints:named",
+        "series:loss:points>=80",
+        "series:grad_norm:points>=80",
+    ],
     facts=["checkpoint", "rms_t", "matrices", "beta2", "spike", "lead", "before", "peak"],
 )
 def second_moment_lags_before_spike(
@@ -262,7 +271,7 @@ def second_moment_lags_before_spike(
     return [_lag_hit(lag, **spike) for lag, spike in spiked if spike is not None]
 
 
-@check(needs=["travels", "groups"], facts=["checkpoint", "rms_t", "matrices", "beta2"])
+@check(needs=["travels:one-update", "groups", "checkpoints:named"], facts=["checkpoint", "rms_t", "matrices", "beta2"])
 def second_moment_lags(evidence: Evidence, *, high: float) -> Answer:
     """One update shows gradients whose root mean square is `high` times what their second moment expects (D08)."""
     lags = _lags(evidence)
@@ -288,7 +297,7 @@ class _Lag:
 
 def _lags(evidence: Evidence) -> list[_Lag] | Missing:
     found = evidence.once("second moments one update apart", lambda: list(_find_lags(evidence)))
-    return found or Missing("two checkpoints one update apart with Adam states of several matrices")
+    return found or Missing(f"Adam states of {_FEWEST} matrices in two checkpoints one update apart")
 
 
 def _find_lags(evidence: Evidence) -> list[_Lag]:

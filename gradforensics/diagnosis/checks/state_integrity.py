@@ -178,7 +178,7 @@ def _misfits(roles: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 @check(
-    needs=["tensors", "travels", "groups"],
+    needs=["tensors", "travels", "groups", "checkpoints:named"],
     facts=["checkpoint", "earlier", "tensors", "judged", "updates", "share", "other"],
 )
 def second_moments_not_continued(evidence: Evidence, *, tolerance: float) -> Answer:
@@ -194,7 +194,7 @@ def second_moments_not_continued(evidence: Evidence, *, tolerance: float) -> Ans
         bad = [one for one in aged if one.share < 1.0 - tolerance]
         if bad:
             hits.append(_aged_hit(evidence, pair, min(bad, key=lambda one: one.share), len(bad), len(aged)))
-    return hits if judged else Missing("two checkpoints with Adam states in float32 under certain names")
+    return hits if judged else Missing("two checkpoints of one training with Adam states in float32")
 
 
 def _sizes(evidence: Evidence, path: str) -> Mapping[tuple[str, int | None], Mapping[str, Any]]:
