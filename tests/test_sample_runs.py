@@ -1,5 +1,6 @@
 """Every sample run gives exactly its expected case and variant; every twin is silent and judged clear."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -68,3 +69,11 @@ def test_sample_is_small_and_holds_no_weights_but_where_they_are_the_evidence(na
     assert expected.get("checkpoints", False) == bool(
         [p for p in files if p.suffix in (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".distcp")]
     )
+
+
+def test_every_recipe_with_samples_is_made_with_the_others():
+    recipes = SAMPLES / "recipes"
+    made = re.search(r"^MODULES = \((.*?)^\)", (recipes / "__main__.py").read_text(), re.DOTALL | re.MULTILINE)
+    assert made is not None
+    holding = {path.stem for path in recipes.glob("*.py") if re.search(r"^SAMPLES\b", path.read_text(), re.MULTILINE)}
+    assert holding - set(re.findall(r'"(\w+)"', made[1])) == {"wandb_runs"}  # which needs wandb

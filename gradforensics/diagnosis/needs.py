@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gradforensics import experiment_rows
-from gradforensics.checkpoint_signals import SURE
+from gradforensics.checkpoint_signals import SURE, adam_like, checkpoints, groups_by_checkpoint
 from gradforensics.diagnosis import frameworks
 from gradforensics.experiments import JUDGED
 from gradforensics.tables import TABLES, Evidence, Phase
@@ -131,15 +131,12 @@ class Resumable(NamedTuple):
 
 
 def resumable(evidence: Evidence) -> Resumable | None:
-    """The newest complete checkpoint with an optimizer's state, or None."""
-    table, groups = evidence.table("checkpoints"), evidence.table("groups")
-    if table is None or groups is None:
-        return None
-    holding = groups["checkpoint"].unique().to_list()
+    """The newest complete checkpoint with Adam's state, or None: of other optimizers a pair would prove nothing."""
+    groups = groups_by_checkpoint(evidence)
     rows = [
-        Resumable(path, step)
-        for path, step, complete in table.select("path", "step", "complete").iter_rows()
-        if path in holding and step is not None and complete is not False
+        Resumable(one.path, one.step)
+        for one in checkpoints(evidence) or []
+        if any(map(adam_like, groups.get(one.path, []))) and one.step is not None and one.complete is not False
     ]
     return max(rows, key=lambda row: row.step, default=None)
 

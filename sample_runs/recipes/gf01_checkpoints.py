@@ -169,7 +169,7 @@ def adapters(model: nn.Module) -> None:
     """Freeze everything and train low-rank matrices beside the attention's input projections."""
     model.requires_grad_(requires_grad=False)
     for block in model.transformer.h:  # type: ignore[union-attr]  # modules by name
-        block.attn.c_attn = LowRank(block.attn.c_attn, 8, 24)  # type: ignore[union-attr]  # likewise
+        block.attn.c_attn = LowRank(block.attn.c_attn, 8, 24)
 
 
 # ---------------------------------------------------------------------------------------------------- Lightning

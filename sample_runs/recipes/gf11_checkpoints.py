@@ -54,7 +54,7 @@ def classified(run: Path, *, guarded: bool, blown: bool = False) -> None:
             loss = functional.cross_entropy(logits, labels) - 0.01 * entropy
             if blown and step == 121:
                 loss = loss * 1e25
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
+            loss.backward()
             optimizer.step()
             if step % EVERY == 0:
                 log({"step": step, "loss": loss.item(), "lr": current_lr(optimizer)})

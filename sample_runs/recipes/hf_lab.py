@@ -150,7 +150,7 @@ def fit(
             stream = stack.enter_context((Path(run.name) / "train.log").open("w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(stream))
         # the arguments are checked by TrainingArguments itself; a mapping of objects cannot be
-        parameters = TrainingArguments(**(dict(common) | arguments))  # type: ignore[arg-type]
+        parameters = TrainingArguments(**(dict(common) | arguments))
         trainer = trainer_class(model=model, args=parameters, train_dataset=data, eval_dataset=evaluate)
         if not console:
             trainer.remove_callback(PrinterCallback)
@@ -160,7 +160,7 @@ def fit(
             trainer.add_callback(callback)
         result = trainer.train(resume_from_checkpoint=f"{run.name}/{resume_from}" if resume_from else None)
         trainer.save_metrics("train", result.metrics)
-        arguments_json: str = parameters.to_json_string()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        arguments_json: str = parameters.to_json_string()
         (Path(run.name) / "training_args.json").write_text(arguments_json, encoding="utf-8")
     if stop_at or keep:
         return

@@ -52,14 +52,14 @@ class LitLM(lightning.LightningModule):
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *limits: object, **more: object) -> None:
         """Clip as the Trainer was told, then call the hook."""
-        super().configure_gradient_clipping(optimizer, *limits, **more)  # type: ignore[arg-type]  # handed through
+        super().configure_gradient_clipping(optimizer, *limits, **more)
         self.before_step(self.global_step + 1)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take this machine's folders out."""
         neutralise(checkpoint)
 
-    def configure_optimizers(self) -> dict[str, object]:  # type: ignore[override]  # Lightning accepts a plain dict
+    def configure_optimizers(self) -> dict[str, object]:
         """AdamW and the multiplier, stepped as `interval` says."""
         optimizer = adamw(self.model, float(self.hparams["learning_rate"]))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.schedule)

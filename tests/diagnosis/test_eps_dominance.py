@@ -20,9 +20,11 @@ def trained(folder, *, eps=1e-8, factor=1.0, optimizer=torch.optim.AdamW, frozen
     for _ in range(steps):
         made.zero_grad()
         inputs = torch.randn(32, 16)
-        loss = (model["two"](model["one"](inputs).tanh()) - torch.randn(32, 1)).square().mean()
+        loss = (
+            (model.get_submodule("two")(model.get_submodule("one")(inputs).tanh()) - torch.randn(32, 1)).square().mean()
+        )
         if frozen:
-            loss = loss + 0.0 * model["idle"].weight.sum()
+            loss = loss + 0.0 * model.get_parameter("idle.weight").sum()
         (factor * loss).backward()
         made.step()
     state = {"model": model.state_dict(), "optimizer": made.state_dict(), "step": steps}
@@ -46,13 +48,15 @@ def test_eps_dominates_where_it_is_large_or_the_gradients_are_tiny(tmp_path, eps
     assert isinstance(hits, list)
     assert [hit.step for hit in hits] == [60] * dominates
     if dominates:
-        assert hits[0].facts["update"] < 0.02
+        update = hits[0].facts["update"]
+        assert isinstance(update, float)
+        assert update < 0.02
         assert hits[0].facts["weak"] == hits[0].facts["matrices"] == 2
 
 
 def test_second_moments_near_eps_alone_are_no_fault(tmp_path):
     evidence = trained(tmp_path, factor=3e-7)
-    rows = checkpoint_signals.moments(evidence)["step_60.pt"]
+    rows = (checkpoint_signals.moments(evidence) or {})["step_60.pt"]
     assert max(row["below_eps"] for row in rows if row["name"].endswith("weight")) > 0.5
     assert eps_dominates(evidence, **LIMITS) == []
 

@@ -47,6 +47,8 @@ def of_tag(tag):
         (of_source("llamafactory-log", "trainer_log.jsonl"), "llamafactory"),
         (of_source("config", "version_0/hparams.yaml"), "lightning"),
         (of_source("csv", "lightning_logs/version_3/metrics.csv"), "lightning"),
+        (of_source("checkpoint (torch-zip)", "checkpoints/epoch=0-step=4-v1.ckpt"), "lightning"),
+        (of_source("checkpoint (torch-zip)", "model.ckpt"), "general"),
         (of_source("csv", "metrics.csv"), "general"),
         (of_source("deepspeed-config", "ds_config.json"), "deepspeed"),
         (of_source("console", LOG, "dialect: torchtitan"), "torchtitan"),

@@ -1,5 +1,6 @@
 """The grammar of needs, and what satisfies them."""
 
+import polars as pl
 import pytest
 
 from gradforensics.diagnosis import needs
@@ -102,11 +103,14 @@ def test_a_missing_experiment_is_advised_as_the_command_that_runs_it():
     assert "gradforensics replay 'runs/my run' --step 1207 --experiment padding" in told
 
 
+ADAM = {"group": 0, "optimizer": "adamw", "betas": [0.9, 0.999], "names": ["w"]}
+
+
 def saved_at(*steps, gradient=None):
     return evidence_of(
         {
             "checkpoints": [{"path": f"checkpoint-{step}", "step": step, "complete": True} for step in steps],
-            "groups": [{"checkpoint": f"checkpoint-{step}", "group": 0} for step in steps],
+            "groups": [{"checkpoint": f"checkpoint-{step}", **ADAM} for step in steps],
             "travels": [{"first_step": steps[0], "step": steps[-1], "name": "w", "grad_l2": gradient}],
         }
     )
@@ -146,5 +150,13 @@ def test_a_broken_checkpoint_or_one_without_a_state_is_not_resumed_from():
     table = evidence.tables["checkpoints"]
     evidence.tables["checkpoints"] = table.with_columns(complete=table["step"] < 1000)
     assert needs.resumable(evidence) == ("checkpoint-500", 500)
+    evidence = saved_at(500, 1000)
     evidence.tables["groups"] = evidence.tables["groups"].clear()
+    assert needs.resumable(evidence) is None
+
+
+def test_a_pair_is_advised_of_adam_alone():
+    evidence = saved_at(500, 1000)
+    table = evidence.tables["groups"]
+    evidence.tables["groups"] = table.with_columns(optimizer=pl.lit("sgd"))
     assert needs.resumable(evidence) is None

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from gradforensics.diagnosis.checks import nonfinite_places as checks
-from gradforensics.diagnosis.vocabulary import Missing
 from gradforensics.evidence.gather import gather
 
 STEPS = 4
@@ -26,10 +25,10 @@ class Blocks(nn.Module):
     def forward(self, tokens, fault):
         x = self.embedding(tokens)
         for number, block in enumerate(self.blocks):
-            inner = torch.tanh(block["up"](x))
+            inner = torch.tanh(block.get_submodule("up")(x))
             if number == fault:
                 inner = inner + (inner * 0.0).square().sum(-1, keepdim=True).sqrt()
-            x = x + block["down"](inner)
+            x = x + block.get_submodule("down")(inner)
         return self.head(x)
 
 
@@ -61,8 +60,9 @@ def killed(folder, fault=None, *, clip=None, poisoned=False, penalty=False, step
 
 def found(evidence):
     """The places that both checks name."""
-    answers = [checks.gradient_nonfinite_before_a_layer(evidence), checks.gradient_nonfinite_in_one_place(evidence)]
-    assert not any(isinstance(answer, Missing) for answer in answers)
+    both = (checks.gradient_nonfinite_before_a_layer(evidence), checks.gradient_nonfinite_in_one_place(evidence))
+    answers = [answer for answer in both if isinstance(answer, list)]
+    assert len(answers) == 2
     return [[(hit.facts["place"], hit.step, hit.after) for hit in answer] for answer in answers]
 
 

@@ -162,7 +162,9 @@ def test_step_counters_of_ranks_must_agree(tmp_path):
             torch.save(state, tmp_path / f"step_6_rank{rank}.pt")
 
     save(skipped=True)
-    (hit,) = rank_step_counters_differ(evidence(tmp_path, strategy="ddp"))
+    hits = rank_step_counters_differ(evidence(tmp_path, strategy="ddp"))
+    assert isinstance(hits, list)
+    (hit,) = hits
     assert hit.facts == {"ranks": 2, "fewest": 5, "most": 6, "behind": 1, "ahead": 0}
     assert isinstance(rank_step_counters_differ(evidence(tmp_path)), Missing)
     save(skipped=False)

@@ -20,11 +20,21 @@ FADES = partial(
 )  # fmt: skip
 
 
+def hit_of(answer):
+    """The one hit of an answer."""
+    assert isinstance(answer, list)
+    (hit,) = answer
+    return hit
+
+
 class Deep(nn.Module):
     def __init__(self, activation, depth=7, width=6):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
         self.activation = activation
+
+    def weights(self):
+        return [weight for name, weight in self.named_parameters() if name.endswith("weight")]
 
     def forward(self, x):
         for layer in self.layers:
@@ -41,7 +51,7 @@ def trained(folder, activation, *, betas=(0.9, 0.95), saved=(30,), steps=30):
     for step in range(1, steps + 1):
         optimizer.zero_grad()
         model(torch.randn(16, 6)).square().mean().backward()
-        true = [float(layer.weight.grad.double().square().mean()) for layer in model.layers]
+        true = [float(weight.grad.double().square().mean()) for weight in model.weights()]
         squares = betas[1] * squares + (1 - betas[1]) * np.array(true)
         optimizer.step()
         if step in saved:
@@ -60,7 +70,7 @@ def certain(evidence):
 @pytest.mark.parametrize("beta2", [0.95, 0.999])
 def test_the_slope_over_depth_is_that_of_the_true_gradients(tmp_path, beta2):
     evidence, rms = trained(tmp_path, torch.sigmoid, betas=(0.9, beta2))
-    (hit,) = FADES(certain(evidence))
+    hit = hit_of(FADES(certain(evidence)))
     expected = np.polyfit(np.arange(len(rms)), np.log10(rms), 1)[0]
     assert hit.facts["slope"] == pytest.approx(expected, rel=1e-4)
     assert hit.facts["ratio"] == pytest.approx(rms[0] / rms[-1], rel=1e-4)
@@ -79,7 +89,7 @@ def test_two_checkpoints_in_a_row_are_one_state_of_affairs(tmp_path):
     evidence, _ = trained(tmp_path, torch.sigmoid, saved=(29, 30))
     certain(evidence)
     assert FADES(evidence, checkpoints=2) == []
-    assert len(FADES(evidence, checkpoints=2, apart=1)) == 1
+    assert hit_of(FADES(evidence, checkpoints=2, apart=1)).facts["checkpoints"] == 2
 
 
 # -- tables --------------------------------------------------------------------------------------------------------
@@ -112,7 +122,7 @@ FADING = [1e-20, 1e-16, 1e-12, 1e-8, 1e-4]
 
 
 def test_a_fading_stack_is_found():
-    (hit,) = FADES(deep(FADING))
+    hit = hit_of(FADES(deep(FADING)))
     assert (hit.step, hit.facts["layers"]) == (500, 5)
     assert hit.facts["slope"] == pytest.approx(2.0)
 
@@ -132,7 +142,7 @@ def test_where_the_second_moments_do_not_say_it_nothing_is_judged(changes):
 
 def test_exact_zeros_are_no_fading_but_underflow_beside_a_first_moment_is():
     assert isinstance(FADES(deep([0.0, *FADING[1:]])), Missing)
-    (hit,) = FADES(deep([0.0, 0.0, 0.0, 0.0, 1e-4], first=1e-22))
+    hit = hit_of(FADES(deep([0.0, 0.0, 0.0, 0.0, 1e-4], first=1e-22)))
     assert hit.facts["first"] < 1e-20
 
 
@@ -174,7 +184,7 @@ FREE = [1.0, math.exp(50 * math.log(0.99)), math.exp(100 * math.log(0.99))]
 
 
 def test_free_decay_over_three_checkpoints_and_a_spike_right_after_is_found():
-    (hit,) = DECAYS(chain(FREE, spike=154))
+    hit = hit_of(DECAYS(chain(FREE, spike=154)))
     assert (hit.step, hit.after, hit.facts["lead"]) == (150, 50, 4)
     assert hit.facts["pace"] == pytest.approx(1.0)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from html import unescape
 from importlib.resources import files
 from pathlib import Path
 
@@ -80,3 +81,39 @@ def test_html_and_json_show_it(poisoned):
 def test_without_checkpoints_or_a_finding_there_is_no_such_section():
     assert bracket(judged(SAMPLES / "gf11-twin-checkpoints" / "run")) is None
     assert bracket(judged(SAMPLES / "gf11-forward-first" / "run")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpoint", "how"),
+    [
+        (
+            "gf29-twin-trainer-counters",
+            "checkpoint-150",
+            'trainer.train(resume_from_checkpoint="checkpoint-150") with save_steps=1',
+        ),
+        (
+            "gf07-twin-lightning-counters",
+            "epoch=0-step=60.ckpt",
+            'trainer.fit(model, ckpt_path="epoch=0-step=60.ckpt") with ModelCheckpoint(every_n_train_steps=1',
+        ),
+        ("gf11-moments", "checkpoint-000144.pt", "Load checkpoint-000144.pt, make one more optimizer step"),
+    ],
+)
+def test_two_checkpoints_far_apart_lead_to_the_advice_how_to_make_a_pair_in_that_framework(name, checkpoint, how):
+    report = build([judged(SAMPLES / name / "run")], [])
+    (run,) = report.runs
+    assert run.pair is not None
+    assert run.pair.checkpoint == checkpoint
+    assert {"GF03", "GF07"} <= set(run.pair.rules)
+    assert run.pair.advice.startswith(how)
+    text = unescape(html.render(report))
+    assert (
+        f"A checkpoint one optimizer step after {checkpoint} would prove more ({', '.join(run.pair.rules)}): " in text
+    )
+    assert how in text
+
+
+@pytest.mark.parametrize("name", ["gf07-twin-checkpoints", "healthy-sgd"])
+def test_no_pair_is_advised_where_there_is_one_or_it_would_prove_nothing(name):
+    (run,) = build([judged(SAMPLES / name / "run")], []).runs
+    assert run.pair is None

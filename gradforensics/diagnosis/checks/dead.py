@@ -89,13 +89,13 @@ def _optimized(evidence: Evidence, steps: float) -> Iterator[_Optimized]:
                 yield one
 
 
+_NO_MOMENTS = "Adam's moments in a checkpoint after more updates"
+
+
 def _no_moments(evidence: Evidence) -> Missing:
-    """Why no checkpoint is optimized."""
+    """Why no checkpoint is one of _optimized."""
     naming = {one.naming for one in checkpoints(evidence) or [] if one.naming}
     return Missing("checkpoints:named" if naming.isdisjoint(SURE) and naming else _NO_MOMENTS)
-
-
-_NO_MOMENTS = "Adam's moments in a checkpoint after more updates"
 
 
 @check(needs=["tensors"], facts=["zeros", "names", "blocked", "updates", "checkpoint"])
