@@ -1,5 +1,6 @@
 """Zero weights, dead units and adapters that never learn: real trainings with torch, healthy ones and faulty ones."""
 
+import polars as pl
 import pytest
 
 from gradforensics.diagnosis.checks.dead import (
@@ -125,6 +126,15 @@ def test_a_pruned_model_is_no_finding(tmp_path, torch):
     assert seen(evidence, "seen") == []
 
 
+def test_where_no_state_has_a_certain_name_the_names_are_what_is_missing(tmp_path, torch):
+    model = network(torch)
+    zeros(torch, model[0], model[2])
+    evidence = run(tmp_path, torch, model)
+    table = evidence.tables["checkpoints"]
+    evidence.tables["checkpoints"] = table.with_columns(naming_sure=pl.lit("likely"))
+    assert blocked(evidence) == Missing("checkpoints:named")
+
+
 def test_most_units_of_a_layer_that_never_respond_are_found(tmp_path, torch):
     hits = dead(run(tmp_path, torch, network(torch, bias=-20.0)))
     assert isinstance(hits, list)
@@ -144,7 +154,7 @@ def test_units_are_not_judged_after_a_few_updates_or_without_moments(tmp_path, t
     (tmp_path / "bare").mkdir()
     assert isinstance(dead(run(tmp_path / "early", torch, network(torch, bias=-20.0), steps=(3, 6))), Missing)
     evidence = run(tmp_path / "bare", torch, network(torch, bias=-20.0), states=False)
-    assert isinstance(dead(evidence), Missing)
+    assert dead(evidence) == Missing("Adam's moments in a checkpoint after more updates")
 
 
 def adapter(folder, torch, b, step=500, a=1.0):
