@@ -275,7 +275,7 @@ def test_rules_show_and_list(capsys):
     lines = capsys.readouterr().out.splitlines()
     folder = Path(cli.__file__).parent.parent / "rules"
     assert len(lines) == len(list(folder.rglob("*.toml")))
-    assert "this version has no test for it" in next(line for line in lines if line.startswith("GF10"))
+    assert not [line for line in lines if "this version has no test for it" in line]
 
 
 def test_rules_check_runs_the_examples(tmp_path, capsys):
