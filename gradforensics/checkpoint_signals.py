@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import polars as pl
 
 from gradforensics import weight_copies
+from gradforensics.checkpoints.lines import lines
+from gradforensics.checkpoints.model import is_mask
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
 
@@ -426,18 +428,19 @@ def _pairs(evidence: Evidence) -> list[Pair] | None:
     found: list[Pair] = []
     saved = [one for one in saved if one.path not in aside]
     by_path = {one.path: one for one in saved}
+    line = lines([(one.path, one.step) for one in saved])
     for (step, path), part in rows.items():
-        first = _before(saved, step, by_path[path]) if path in by_path else None
+        first = _before(saved, step, by_path[path], line) if path in by_path else None
         if first is not None:
             copies = {name: row for name, row in part.items() if (path, name) in hidden}
             found.append(Pair(first, by_path[path], {n: r for n, r in part.items() if n not in copies}, copies))
     return sorted(found, key=lambda pair: (pair.first.step or 0, pair.last.step or 0))
 
 
-def _before(saved: list[Saved], step: int, last: Saved) -> Saved | None:
+def _before(saved: list[Saved], step: int, last: Saved, line: Mapping[str, str]) -> Saved | None:
     """The checkpoint of a step that `last` was compared with: the nearest one before it in the order of the steps."""
-    place = saved.index(last)
-    return next((one for one in reversed(saved[:place]) if one.step == step), None)
+    place, mine = saved.index(last), line.get(last.path)
+    return next((one for one in reversed(saved[:place]) if one.step == step and line.get(one.path) == mine), None)
 
 
 def plain(name: str) -> str:

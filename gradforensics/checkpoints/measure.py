@@ -11,6 +11,7 @@ from gradforensics import weight_copies
 from gradforensics.checkpoints import load, pairs
 from gradforensics.checkpoints.adam import Hyper
 from gradforensics.checkpoints.discover import find
+from gradforensics.checkpoints.lines import lines
 from gradforensics.checkpoints.load import Loaded
 from gradforensics.checkpoints.model import Checkpoint, Checksum, Fault, Group, Tensor
 from gradforensics.checkpoints.refs import Run
@@ -275,9 +276,12 @@ def _pairwise(found: Survey, applied: Applied | None, progress: Progress | None)
     waiting = False  # whether the moments of the previous one are still to be measured
     paths = [checkpoint.path for checkpoint in found.checkpoints]
     compared = [c for c in found.checkpoints if not weight_copies.lies_beside(c.path, paths)]  # no step leads there
+    line = lines([(c.path, c.step) for c in compared])
+    compared.sort(key=lambda c: line.get(c.path, ""))  # one training after the other, each in the order of its steps
     for index, checkpoint in enumerate(compared):
         mine = (checkpoint, parameters(checkpoint))
-        if previous is not None and _follows(previous, mine):
+        same = previous is not None and line.get(previous[0].path) == line.get(checkpoint.path)
+        if previous is not None and same and _follows(previous, mine):
             before, theirs = previous
             assert before.step is not None
             assert checkpoint.step is not None

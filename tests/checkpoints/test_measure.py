@@ -115,6 +115,21 @@ def test_checkpoints_of_other_models_are_not_compared(run, tools):
     assert travels.select("first_step", "step").unique().sort("step").rows() == [(3, 4)]
 
 
+def test_trainings_of_two_seeds_in_one_folder_are_not_compared_with_each_other(run, tools):
+    import torch
+
+    for step in (3, 4, 9):
+        (run / f"step_{step}.pt").rename(run / f"seed1_step{step}.pt")
+    for step in (4, 9):
+        blob = torch.load(run / f"seed1_step{step}.pt", weights_only=True)
+        torch.save(blob | {"model": {k: v + 1 for k, v in blob["model"].items()}}, run / f"seed2_step{step}.pt")
+    tables = survey(open_all(tools.files_of(run))).tables
+    compared = tables["travels"].select("first_step", "checkpoint").unique().sort("checkpoint", "first_step").rows()
+    assert compared == [(3, "seed1_step4.pt"), (4, "seed1_step9.pt"), (4, "seed2_step9.pt")]
+    assert tables["travels"].filter(tables["travels"]["checkpoint"] == "seed2_step9.pt")["rel_travel"].max() < 0.5
+    assert set(tables["moments"]["checkpoint"]) == set(tables["checkpoints"]["path"])
+
+
 def test_masters_stand_for_their_parameters(tools):
     from pathlib import Path
 

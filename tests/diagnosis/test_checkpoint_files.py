@@ -1,6 +1,7 @@
 """Files of checkpoints that were really damaged, after real writers had written them."""
 
 import json
+import shutil
 import warnings
 import zipfile
 
@@ -8,7 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gradforensics.diagnosis.checks.checkpoint_files import checkpoint_damaged, checkpoint_unfinished
+from gradforensics.diagnosis.checks.checkpoint_files import (
+    checkpoint_damaged,
+    checkpoint_partly_there,
+    checkpoint_unfinished,
+)
 from gradforensics.diagnosis.vocabulary import Missing
 from gradforensics.evidence.gather import gather
 from gradforensics.tables import Evidence
@@ -159,13 +164,44 @@ def test_a_shard_that_was_cut_and_one_whose_header_was_changed(sharded):
     assert damaged(sharded)[:2] == ([(10, None)], ["changed"])
 
 
-def test_one_missing_shard_is_a_fault_and_weights_that_were_left_out_are_none(sharded):
+def test_a_shard_that_is_missing_in_one_of_two_checkpoints_is_a_fault(sharded):
+    shutil.copytree(sharded / "checkpoint-10", sharded / "checkpoint-5")
+    (sharded / "checkpoint-5" / "trainer_state.json").write_text(json.dumps({"global_step": 5, "log_history": []}))
+    sorted((sharded / "checkpoint-10").glob("*.safetensors"))[1].unlink()
+    bad, kinds, evidence = damaged(sharded)
+    assert (bad, kinds) == ([(10, 5)], ["missing"])
+    assert found(checkpoint_partly_there, evidence) == []
+
+
+def test_a_shard_that_is_missing_beside_the_states_of_the_optimizer_is_a_fault(sharded):
+    parameter = torch.nn.Parameter(torch.randn(8, 8))
+    optimizer = torch.optim.AdamW([parameter])
+    parameter.square().sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), sharded / "checkpoint-10" / "optimizer.pt")
+    sorted((sharded / "checkpoint-10").glob("*.safetensors"))[1].unlink()
+    assert damaged(sharded)[:2] == ([(10, None)], ["missing"])
+
+
+def test_some_shards_alone_may_be_all_that_was_copied_and_none_were_left_out(sharded):
     shards = sorted((sharded / "checkpoint-10").glob("*.safetensors"))
     shards[1].unlink()
-    assert damaged(sharded)[:2] == ([(10, None)], ["missing"])
+    bad, kinds, evidence = damaged(sharded)
+    assert (bad, kinds) == ([], ["missing"])
+    assert [hit.step for hit in found(checkpoint_partly_there, evidence)] == [10]
     for shard in (shards[0], shards[2]):
         shard.unlink()
     assert damaged(sharded)[:2] == ([], [])
+
+
+def test_storages_that_are_missing_within_a_file_were_not_left_out_by_a_copy(plain):
+    with zipfile.ZipFile(plain / "step_20.pt") as old, zipfile.ZipFile(plain / "new.pt", "w") as new:
+        for name in old.namelist():
+            if not name.endswith("/data/1"):
+                new.writestr(name, old.read(name))
+    (plain / "step_10.pt").unlink()
+    (plain / "new.pt").replace(plain / "step_20.pt")
+    assert damaged(plain)[:2] == ([(20, None)], ["missing"])
 
 
 def test_a_pointer_of_git_lfs_is_no_damage(sharded):
