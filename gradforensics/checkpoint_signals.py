@@ -9,12 +9,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import polars as pl
 
 from gradforensics import weight_copies
-from gradforensics.checkpoints.lines import lines
+from gradforensics.checkpoints.lines import lines, told_apart, without_step
 from gradforensics.checkpoints.model import is_mask
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
@@ -24,6 +25,9 @@ Kind: TypeAlias = Literal["norm", "bias", "embedding", "head", "lora_a", "lora_b
 SURE = frozenset({"exact", "confirmed"})
 """Of `checkpoints.naming_sure`: the optimizer's states belong to the parameters whose names they carry."""
 
+_ALIKE = 0.1  # cosine below which two matrices have nothing to do with each other
+_MATRIX = 256  # elements of a matrix whose cosine tells something
+
 _LORA = lazy(r"lora_(?:embedding_)?([ab])(?:\.|$|_)", re.IGNORECASE)
 _NORM = lazy(r"(?:^|[._])(?:\w*norm\w*|ln|ln_?\w{1,2}|layernorm\w*|bn\d*)\.(?:weight|gamma|scale|g)$", re.IGNORECASE)
 _BIAS = lazy(r"(?:^|[._])(?:bias|beta)$", re.IGNORECASE)
@@ -31,7 +35,9 @@ _EMBEDDING = lazy(
     r"(?:^|[._])(?:wte|wpe|shared|emb|embed\w*|\w*embedding\w*|\w+_embed|pos_emb\w*|position\w*)(?:\.(?:weight|\w*embeddings?\.weight))?$",
     re.IGNORECASE,
 )
-_OTHER_TABLE = lazy(r"pos|wpe|type|segment|time|class|label|cond|patch|relative|rotary|speaker|lang", re.IGNORECASE)
+_OTHER_TABLE = lazy(
+    r"pos|wpe|avg|codebook|type|segment|time|class|label|cond|patch|relative|rotary|speaker|lang", re.IGNORECASE
+)
 _HEAD = lazy(
     r"(?:^|\.)(?:lm_head|head|output|output_layer|embed_out|classifier|score|fc_out|unembed\w*|logits?)(?:\.weight)?$",
     re.IGNORECASE,
@@ -441,6 +447,50 @@ def _before(saved: list[Saved], step: int, last: Saved, line: Mapping[str, str])
     """The checkpoint of a step that `last` was compared with: the nearest one before it in the order of the steps."""
     place, mine = saved.index(last), line.get(last.path)
     return next((one for one in reversed(saved[:place]) if one.step == step and line.get(one.path) == mine), None)
+
+
+def apart(evidence: Evidence, first: str, last: str) -> bool:
+    """Whether two checkpoints, by their paths, are of two trainings or two stages of one, for all that can be told.
+
+    Their names say so, or they differ in more than the step, as a.pt and b.pt do, and the matrices of one have nothing
+    to do with those of the other, as those of two seeds: the median of their cosines is below 0.1. (Neighbours of one
+    training had 0.85 and more in some 60 small runs, two seeds 0.01; one matrix of 256 random elements has some 0.06.)
+    """
+    if told_apart(first, last):
+        return True
+    return (first, last) in evidence.once("checkpoint_signals.strangers", lambda: _strangers(evidence))
+
+
+def _strangers(evidence: Evidence) -> frozenset[tuple[str, str]]:
+    named_apart = [
+        pair
+        for pair in pairs(evidence) or []
+        if without_step(pair.first.path, pair.first.step) != without_step(pair.last.path, pair.last.step)
+    ]
+    if not named_apart:
+        return frozenset()
+    known = {(w.checkpoint, w.name if w.rank is None else f"{w.name}@{w.rank}"): w for w in weights(evidence) or []}
+    found = set()
+    for pair in named_apart:
+        cosines = [
+            cosine
+            for label, row in pair.rows.items()
+            if (cosine := _cosine(known.get((pair.first.path, label)), known.get((pair.last.path, label)), row))
+            is not None
+        ]
+        if cosines and abs(median(cosines)) < _ALIKE:
+            found.add((pair.first.path, pair.last.path))
+    return frozenset(found)
+
+
+def _cosine(first: Weight | None, last: Weight | None, row: Mapping[str, Any]) -> float | None:
+    """The cosine between one matrix in two checkpoints, from their norms and the distance between them."""
+    travel = row["rel_travel"]
+    if first is None or last is None or travel is None or not first.l2 or not last.l2:
+        return None
+    if len(first.shape) < 2 or first.count < _MATRIX or first.nonfinite or last.nonfinite:
+        return None
+    return float((first.l2**2 + last.l2**2 - (travel * first.l2) ** 2) / (2.0 * first.l2 * last.l2))
 
 
 def plain(name: str) -> str:

@@ -215,3 +215,35 @@ def test_a_folder_with_an_average_is_no_neighbour(tmp_path):
     assert [(p.first.path, p.last.path) for p in cs.pairs(evidence) or []] == [
         ("checkpoint-10/unet", "checkpoint-20/unet")
     ]
+
+
+def trained(folder, name, step, seed, steps):
+    """A checkpoint of a network that was trained for `steps` steps from the weights of a seed."""
+    import torch
+
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        x = torch.randn(16, 32)
+        (model(x) - x.flip(1)).square().mean().backward()
+        optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    torch.save(state, folder / name)
+
+
+def test_weights_of_two_seeds_under_two_names_are_of_two_trainings(tmp_path):
+    trained(tmp_path, "a.pt", 20, seed=0, steps=20)
+    trained(tmp_path, "b.pt", 60, seed=0, steps=60)
+    trained(tmp_path, "c.pt", 80, seed=1, steps=80)
+    (found,) = gather([tmp_path])
+    assert not cs.apart(found, "a.pt", "b.pt")
+    assert cs.apart(found, "b.pt", "c.pt")
+
+
+def test_weights_of_two_seeds_under_one_name_may_be_a_resume_that_lost_them(tmp_path):
+    trained(tmp_path, "step_20.pt", 20, seed=0, steps=20)
+    trained(tmp_path, "step_40.pt", 40, seed=1, steps=20)
+    (found,) = gather([tmp_path])
+    assert not cs.apart(found, "step_20.pt", "step_40.pt")

@@ -29,7 +29,8 @@ _GRADIENT = frozenset({"grad", "grads", "gradients", "main_grad"})
 _BESIDE = frozenset({"callbacks", "loops", "metrics", "dataloader", "sampler", "history", "logs", "buffer", "replay"})
 _BUFFER = re.compile(
     r"(?:^|\.)(?:running_mean|running_var|num_batches_tracked|inv_freq|position_ids|masked_bias|rotary_emb\.\w+|"
-    r"attn\.bias|attn_mask|causal_mask)$"
+    r"attn\.bias|attn_mask|causal_mask|(?:min|max)_vals?|"
+    r"(?:\w*fake_quant\w*|activation_post_process\w*)\.[\w.]+)$"  # observers of torch.ao begin at infinity
 )
 _STATE_KINDS = r"exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|fp32_param|step"
 _FLAT_STATE = (

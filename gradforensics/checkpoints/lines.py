@@ -9,6 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from gradforensics.patterns import lazy
+
+_MARK = lazy(  # what one training keeps, with its value: seed1, lr1e-3, fold_2, stage-0
+    r"(?<![a-z])(seed|fold|lr|wd|bs|stage|phase|task|width|depth|dropout)[_=-]?(\d+(?:\.\d+)?(?:e[+-]?\d+)?)",
+    re.IGNORECASE,
+)
+
 
 def lines(saved: Sequence[tuple[str, int | None]]) -> Mapping[str, str]:
     """By path, the line that a checkpoint is on: its path without its step. Empty where there is but one line.
@@ -18,7 +25,7 @@ def lines(saved: Sequence[tuple[str, int | None]]) -> Mapping[str, str]:
     """
     found: dict[str, dict[int, str]] = {}
     for path, step in saved:
-        if step is not None and (name := re.sub(rf"(?<!\d)0*{step}(?!\d)", "#", path)) != path:
+        if step is not None and (name := without_step(path, step)) != path:
             found.setdefault(name, {})[step] = path
     several = {name: rows for name, rows in found.items() if len(rows) > 1}
     counts: dict[int, int] = {}
@@ -27,3 +34,14 @@ def lines(saved: Sequence[tuple[str, int | None]]) -> Mapping[str, str]:
             counts[step] = counts.get(step, 0) + 1
     apart = {name: rows for name, rows in several.items() if any(counts[step] > 1 for step in rows)}
     return {path: name for name, rows in apart.items() for path in rows.values()}
+
+
+def without_step(path: str, step: int | None) -> str:
+    """A path with # in place of its step, whatever zeros lead it."""
+    return path if step is None else re.sub(rf"(?<!\d)0*{step}(?!\d)", "#", path)
+
+
+def told_apart(first: str, last: str) -> bool:
+    """Whether two names say that they are of two trainings, or of two stages: by another seed, fold, rate, stage."""
+    marks = [{mark[1].lower(): float(mark[2]) for mark in _MARK.finditer(path)} for path in (first, last)]
+    return any(marks[1].get(word, value) != value for word, value in marks[0].items())

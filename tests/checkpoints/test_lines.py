@@ -1,6 +1,8 @@
 """Names of checkpoints that tell several trainings in one folder apart."""
 
-from gradforensics.checkpoints.lines import lines
+import pytest
+
+from gradforensics.checkpoints.lines import lines, told_apart
 
 
 def test_seeds_in_one_folder_are_lines_of_their_own():
@@ -20,3 +22,19 @@ def test_a_resume_under_another_name_stays_on_one_line():
 def test_what_names_no_step_is_on_no_line():
     saved = [("a_10.pt", 10), ("b_10.pt", 10), ("a_20.pt", 20), ("b_20.pt", 20), ("best.pt", 15), ("final.pt", None)]
     assert lines(saved).keys() == {"a_10.pt", "b_10.pt", "a_20.pt", "b_20.pt"}
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "apart"),
+    [
+        ("lr1e-3.pt", "lr3e-3.pt", True),
+        ("fold_0/best.pt", "fold_1/best.pt", True),
+        ("stage0.pt", "stage1.pt", True),
+        ("lr1e-3_step10.pt", "lr0.001_step20.pt", False),
+        ("checkpoint-10", "checkpoint-20", False),
+        ("epoch=1-val_loss=2.31.ckpt", "epoch=2-val_loss=2.11.ckpt", False),
+        ("run_1/step_10.pt", "run_2/step_20.pt", False),
+    ],
+)
+def test_names_that_say_that_they_are_of_two_trainings_or_stages(first, last, apart):
+    assert told_apart(first, last) is apart

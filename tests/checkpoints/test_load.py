@@ -330,3 +330,20 @@ def test_executable_content_of_text_pickles_and_of_broken_ones_is_listed(tmp_pat
     assert [(c.name, c.danger) for c in found["a.pt"].calls] == [("posix.system", True)]
     assert [(c.name, c.danger) for c in found["b.ckpt"].calls] == [("posix.system", True)]
     assert texts(found["b.ckpt"]) == ["not read: 0xff at byte 27 is no pickle opcode"]
+
+
+def test_observers_of_quantization_are_buffers_and_may_hold_infinity(tmp_path, tools):
+    import torch
+    from torch.ao import quantization
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    observers = {
+        f"{i}.weight_fake_quant.{key}": value
+        for i in (0, 2)
+        for key, value in quantization.default_weight_fake_quant().state_dict().items()
+    }
+    assert any(value.isinf().any() for value in observers.values())
+    torch.save({"model": model.state_dict() | observers, "step": 3}, tmp_path / "step_3.pt")
+    (checkpoint,) = tools.load_all(tmp_path)
+    params = {tensor.name for tensor in checkpoint.tensors if tensor.role == "param"}
+    assert params == {"0.weight", "0.bias", "2.weight", "2.bias"}

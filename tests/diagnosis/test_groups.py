@@ -2,6 +2,7 @@
 
 import json
 
+import polars as pl
 import pytest
 
 from gradforensics.diagnosis.checks import groups
@@ -62,6 +63,14 @@ def test_groups_that_grow_or_are_cut_into_others_are_no_hit():
 
 def test_parameters_that_left_the_model_too_are_no_hit():
     assert lost(run(group(100, "abcd"), group(200, "abc"), names="abc")) == []
+
+
+def test_a_parameter_that_became_tied_is_updated_under_its_other_name():
+    evidence = run(group(100, "abcd"), group(200, "abc"))
+    table = evidence.tables["tensors"]
+    tied = pl.when((pl.col("name") == "d") & (pl.col("step") == 200)).then(pl.lit("a200"))
+    evidence.tables["tensors"] = table.with_columns(fingerprint=tied.otherwise(pl.col("fingerprint")))
+    assert lost(evidence) == []
 
 
 def test_another_stage_of_training_is_no_drift():

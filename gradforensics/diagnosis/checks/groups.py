@@ -48,7 +48,7 @@ def _by_name(groups: Sequence[cs.Group]) -> dict[str, cs.Group]:
 def _following(evidence: Evidence, *, named: bool = True) -> list[tuple[_Held, _Held]]:
     """Neighbours of one training: at two steps, of the same kinds of optimizers, whose counters went on."""
     found = _held(evidence, named=named)
-    return [(a, b) for a, b in pairwise(found) if _goes_on(a, b)]
+    return [(a, b) for a, b in pairwise(found) if _goes_on(a, b) and not cs.apart(evidence, a.saved.path, b.saved.path)]
 
 
 def _no_pair(evidence: Evidence) -> Missing:
@@ -87,15 +87,21 @@ def groups_lost_parameters(evidence: Evidence, *, most: float) -> Answer:
 
     most: part of all parameters; where more are gone, another stage of training was meant. Groups that grow are left
     alone. Only where the optimizer went on counting: one that was made anew for another stage is no drift. Where other
-    ranks hold the states than before, some may be missing.
+    ranks hold the states than before, some may be missing. One that became tied is updated under its other name.
     """
     following = [(a, b) for a, b in _following(evidence) if _ranks(a) == _ranks(b)]
     if not following:
-        return _no_pair(evidence)
-    present = {(w.checkpoint, w.name) for w in cs.weights(evidence) or []}
+        return Missing(_NAMES if cs.groups(evidence) else "groups")
+    present = {(w.checkpoint, w.name): w.fingerprint for w in cs.weights(evidence) or []}
     hits = []
     for before, now in following:
-        lost = [name for name in before.of if name not in now.of and (now.saved.path, name) in present]
+        path = now.saved.path
+        updated = {present.get((path, name)) for name in now.of} - {None}
+        lost = [
+            name
+            for name in before.of
+            if name not in now.of and (path, name) in present and present[path, name] not in updated
+        ]
         if lost and len(lost) <= most * len(before.of):
             facts: dict[str, Fact] = {"lost": len(lost), "held": len(before.of), "example": lost[0]}
             hits.append(_hit(before, now, lost[0], facts))

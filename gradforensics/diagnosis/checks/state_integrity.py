@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from gradforensics.checkpoint_signals import Pair, adam_like, checkpoints, groups, moments, pairs, states
+from gradforensics.checkpoint_signals import Pair, adam_like, apart, checkpoints, groups, moments, pairs, states
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.tables import Evidence
 
@@ -189,6 +189,8 @@ def second_moments_not_continued(evidence: Evidence, *, tolerance: float) -> Ans
     """
     judged, hits = False, []
     for pair in pairs(evidence) or []:
+        if apart(evidence, pair.first.path, pair.last.path):
+            continue
         aged = list(_aged(evidence, pair)) if _logged(evidence, pair) and _named_alike(evidence, pair) else []
         judged |= bool(aged)
         bad = [one for one in aged if one.share < 1.0 - tolerance]

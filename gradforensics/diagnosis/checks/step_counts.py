@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from gradforensics import checkpoint_signals as cs
 from gradforensics.diagnosis.checks.precision import trains_in_fp16
@@ -107,6 +108,15 @@ def _began_at(one: Counters) -> float:
     return math.ldexp(scaler.scale, round(-skips * math.log2(scaler.backoff) - raised * math.log2(scaler.growth)))
 
 
+def _neighbours(evidence: Evidence) -> Iterator[tuple[Counters, Counters]]:
+    """Neighbours of one training, as far as can be told."""
+    return (
+        (before, after)
+        for before, after in neighbours(counters(evidence) or [])
+        if not cs.apart(evidence, before.saved.path, after.saved.path)
+    )
+
+
 # -- resumes ----------------------------------------------------------------------------------------------------------
 
 
@@ -138,7 +148,7 @@ def optimizer_counter_restarts(evidence: Evidence, *, least: int, highest: float
     made; highest: as in optimizer_skipped_steps.
     """
     judged = False
-    for before, after in neighbours(counters(evidence) or []):
+    for before, after in _neighbours(evidence):
         if before.step is None or after.step is None or not before.made or after.made is None:
             continue
         if before.behind != 0 or before.made < least:
@@ -187,7 +197,7 @@ def scheduler_counter_restarts(evidence: Evidence, *, least: int) -> Answer:
     another one of another length follows, was the schedule of a stage. least: steps that it had made.
     """
     judged = False
-    for before, after in neighbours(counters(evidence) or []):
+    for before, after in _neighbours(evidence):
         old, new = before.scheduler, after.scheduler
         if before.step is None or after.step is None or old is None or new is None or old.plateau or new.plateau:
             continue

@@ -13,6 +13,7 @@ from gradforensics.checkpoint_signals import (
     Pair,
     Weight,
     adam_like,
+    apart,
     groups,
     kind_of,
     pairs,
@@ -43,6 +44,8 @@ def weights_beyond_travel(evidence: Evidence, *, ratio: float, extent: str) -> A
     """
     judged, hits = False, []
     for pair in pairs(evidence) or []:
+        if apart(evidence, pair.first.path, pair.last.path):
+            continue
         found = _reaches(evidence, pair)
         judged |= bool(found)
         beyond = {name: value for name, value in found.items() if value > ratio}
