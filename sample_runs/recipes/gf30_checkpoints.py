@@ -167,6 +167,13 @@ def without_a_rank(run: Path) -> None:
     (run / f"checkpoint-{FIRST}" / "__1_0.distcp").unlink()
 
 
+def one_node(run: Path) -> None:
+    """Train with FSDP on two processes; of both checkpoints only what the first one wrote was copied."""
+    dcp(run, in_shards)
+    for file in run.glob("checkpoint-*/__1_0.distcp"):
+        file.unlink()
+
+
 class Adapted(nn.Module):
     """A linear layer that is kept, and a product of two small matrices that is trained (LoRA)."""
 
@@ -268,6 +275,13 @@ SAMPLES = (
         without_a_rank,
         "FSDP on two processes: the second one's file of the last checkpoint is lost",
         variant="missing-shard",
+    ),
+    sample(
+        "partly-there",
+        one_node,
+        "FSDP on two processes: of every checkpoint only the files of the first one were copied",
+        variant="partly-there",
+        primary="",
     ),
     sample(
         "empty-weights",
