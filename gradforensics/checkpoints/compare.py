@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gradforensics.checkpoints import load, pairs
+from gradforensics.checkpoints import assigning, pairs
 from gradforensics.checkpoints.load import Loaded
 from gradforensics.checkpoints.measure import parameters
 from gradforensics.checkpoints.model import Checkpoint, Group, Role, Tensor
@@ -69,7 +69,7 @@ def compare(first: Loaded, second: Loaded, *, progress: Progress | None = None) 
     a, b = first.checkpoint.step, second.checkpoint.step
     if a is not None and b is not None and a > b:
         first, second = second, first
-    load.name([first, second])
+    assigning.name([first, second])
     found = Difference(first.checkpoint, second.checkpoint, ordered=a is not None and b is not None and a != b)
     common = _match(found)
     compared = _parameters(found, progress)

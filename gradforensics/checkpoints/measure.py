@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gradforensics import weight_copies
-from gradforensics.checkpoints import load, pairs
+from gradforensics.checkpoints import assigning, load, pairs
 from gradforensics.checkpoints.adam import Hyper
 from gradforensics.checkpoints.discover import find
 from gradforensics.checkpoints.lines import lines
@@ -64,7 +64,7 @@ def survey(
     """
     ordered = sorted(loaded, key=lambda one: (one.checkpoint.step is None, one.checkpoint.step or 0))
     for part in [ordered] if measured else [[one] for one in ordered]:  # neighbours help by their numbers only
-        load.name(part)
+        assigning.name(part)
     found = Survey([one.checkpoint for one in ordered])
     rows: dict[str, list[dict[str, Any]]] = {
         name: [] for name in ("checkpoints", "tensors", "groups", "facts", "calls")

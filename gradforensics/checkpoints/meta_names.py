@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 def ask_for_names(loaded: Iterable[Loaded]) -> None:
-    """Let transformers say what the parameters of every checkpoint's config.json are called, before `load.name`.
+    """Let transformers say what the parameters of every checkpoint's config.json are called, before `assigning.name`.
 
     Equal configurations are asked for once. Where it gives no names, a notice of the checkpoint says why.
     """

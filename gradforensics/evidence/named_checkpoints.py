@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from gradforensics.checkpoints import load
+from gradforensics.checkpoints import assigning, load
 from gradforensics.checkpoints.discover import Candidate, find
 from gradforensics.checkpoints.load import Loaded
 from gradforensics.checkpoints.model import Checkpoint
@@ -100,4 +100,4 @@ def open_pair(first: Path, second: Path, *, progress: Progress | None = None) ->
 def name_apart(found: Named) -> None:
     """Name the optimizer states of every checkpoint by itself, without a look at the numbers of its neighbours."""
     for one in found.loaded:
-        load.name([one])
+        assigning.name([one])

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from gradforensics.capsule import read_header
-from gradforensics.checkpoints import load, naming, refs
+from gradforensics.checkpoints import assigning, naming, refs
 from gradforensics.checkpoints.model import Checkpoint, Group, Tensor
 from gradforensics.checkpoints.refs import TensorRef
 from gradforensics.errors import CapsuleError, ReplayError
@@ -153,7 +153,7 @@ def read_state(path: Path, model: nn.Module) -> State:
             [(back.get(n, n), tuple(p.shape), p.requires_grad) for n, p in model.named_parameters()],
         )
     )
-    load.name([loaded])
+    assigning.name([loaded])
     notices += [f"{notice.source}: {notice.text}" for notice in checkpoint.notices]
     state = State(checkpoint.step, {}, notices=notices)
     with_type = {name: value.dtype for name, value in own.items()}

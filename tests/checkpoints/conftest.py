@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gradforensics.checkpoints import load
+from gradforensics.checkpoints import assigning, load
 from gradforensics.checkpoints.discover import find
 from gradforensics.checkpoints.refs import read
 from gradforensics.untrusted.files import RegularFile
@@ -25,7 +25,7 @@ def files_of(root):
 def load_all(root):
     """The checkpoints below a folder, named, in the order of their paths."""
     loaded = [load.load(candidate) for candidate in find(files_of(root))]
-    load.name(loaded)
+    assigning.name(loaded)
     return [one.checkpoint for one in loaded]
 
 
