@@ -16,14 +16,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from gradforensics import checkpoint_signals as cs
-from gradforensics.tables import Evidence, Series
+from gradforensics.checkpoints.adam import UNIT_ROUNDOFF
+from gradforensics.tables import Evidence
 
 PAIR = "travels:one-update"
 
-_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 _RESIDUAL = 0.01  # of the movement, besides rounding: healthy tensors leave 1e-5 at lr 1e-3, 6e-3 at 1e-6
 _RESIDUAL_MOST = 0.1
 _V_ERROR = 0.01  # of v: 1e-8 in float32, 1e-3 in bfloat16; larger where the states are not one update apart
@@ -60,10 +58,10 @@ class Rate(NamedTuple):
     @property
     def uncorrected(self) -> float | None:
         """The rate if the optimizer does not correct Adam's bias, None where its step is not known."""
-        betas, step = self.last.betas, self.last.step_max
-        if betas is None or not step or step != self.last.step_min:
+        found = self.last.corrections
+        if found is None or self.last.step_max != self.last.step_min:
             return None
-        return self.lr * math.sqrt(1.0 - betas[1] ** step) / (1.0 - betas[0] ** step)
+        return self.lr * math.sqrt(found[1]) / found[0]
 
 
 class Told(NamedTuple):
@@ -87,14 +85,11 @@ def lacking(evidence: Evidence) -> list[str]:
 
 def _told(evidence: Evidence) -> Iterator[Told]:
     units = _units(evidence)
-    by_checkpoint: dict[str, list[cs.Group]] = {}
-    for group in cs.groups(evidence) or []:
-        by_checkpoint.setdefault(group.checkpoint, []).append(group)
     for pair in cs.pairs(evidence) or []:
         if not pair.one_update:
             continue
         rates, why = [], []
-        for first, last in _couples(by_checkpoint.get(pair.first.path, []), by_checkpoint.get(pair.last.path, [])):
+        for first, last in _couples(*(cs.groups_of(evidence, one.path) for one in (pair.first, pair.last))):
             rate = _rate(pair, first, last, units)
             if isinstance(rate, Rate):
                 rates.append(rate)
@@ -109,8 +104,7 @@ def _units(evidence: Evidence) -> dict[tuple[str, str], float]:
     """Unit roundoff of every measured parameter, by checkpoint and the name that travels have for it."""
     found = {}
     for weight in cs.weights(evidence) or []:
-        label = weight.name if weight.rank is None else f"{weight.name}@{weight.rank}"
-        found[weight.checkpoint, label] = _ROUNDOFF.get(weight.measured, 1.0)
+        found[weight.checkpoint, cs.labelled(weight.name, weight.rank)] = UNIT_ROUNDOFF.get(weight.measured, 1.0)
     return found
 
 
@@ -133,15 +127,14 @@ def _rate(pair: cs.Pair, first: cs.Group, last: cs.Group, units: Mapping[tuple[s
         return "Adam with its bias corrected"
     if last.values.get("maximize") is True:
         return "an optimizer that minimizes"
-    suffix = "" if last.rank is None else f"@{last.rank}"
-    rows = [row for name in last.names if (row := pair.rows.get(name + suffix)) is not None]
+    rows = [row for name in last.names if (row := pair.rows.get(cs.labelled(name, last.rank))) is not None]
     rows = [row for row in rows if row["residual"] is not None and not row["nonfinite"]]
     if not rows:
         return "states of the group's parameters that are one update apart" if pair.named else "checkpoints:named"
     unit = {row["name"]: max(units.get((c.path, row["name"]), 1.0) for c in (pair.first, pair.last)) for row in rows}
     fitting = [row for row in rows if _fits(row, unit[row["name"]])]
     if 2 * len(fitting) < len(rows):
-        if any(size > _ROUNDOFF["float32"] for size in unit.values()):
+        if any(size > UNIT_ROUNDOFF["float32"] for size in unit.values()):
             return "weights in float32: rounding to a shorter type hides a single step"
         return "weights that moved as their Adam states say"
     return _pooled(first, last, [row for row in fitting if row["recovered_lr"] is not None], rounded=unit)
@@ -162,7 +155,7 @@ def _pooled(
     if any(row["recovered_lr"] for row in rows):
         rows = [row for row in rows if row["recovered_lr"]]  # those that stood still are another question
     if not rows or sum(row["count"] for row in rows) < _FEWEST:
-        if any(size > _ROUNDOFF["float32"] for size in rounded.values()):
+        if any(size > UNIT_ROUNDOFF["float32"] for size in rounded.values()):
             return "weights in float32: rounding to a shorter type hides a single step"
         return "a rate large enough to stand out from rounding in a single step"
     lr, lr_error, alike = _mean([(row["recovered_lr"], row["lr_error"]) for row in rows])
@@ -191,51 +184,14 @@ def _mean(found: Sequence[tuple[float, float]]) -> tuple[float, float, bool]:
     return mean, error, all(abs(value - mean) <= e + error + _ROUND * abs(mean) for value, e in found)
 
 
-class Window(NamedTuple):
-    """The logged rates around a step: the lowest and highest one, widened by the digits of the log."""
-
-    low: float
-    high: float
-
-    def holds(self, rate: float, tolerance: float, peak: float) -> bool:
-        """Whether a rate lies in it, up to a fraction of itself and a hundredth of the highest rate of the log."""
-        slack = 0.01 * peak
-        return self.low * (1.0 - tolerance) - slack <= rate <= self.high * (1.0 + tolerance) + slack
-
-
-def logged(series: Series, step: int) -> Window | None:
-    """What a log tells of the rate that was applied in a step, None where it has no point near it.
-
-    From the last point before the step to the first after it: some loggers write the rate of the next step.
-    """
-    good = series.good
-    if not len(good):
-        return None
-    reach = max(2.0 * good.cadence, 2.0)
-    before = max(int(np.searchsorted(good.steps, step - 1, side="right")) - 1, 0)
-    after = min(int(np.searchsorted(good.steps, step + 1, side="left")), len(good) - 1)
-    if good.steps[before] > step + reach or good.steps[after] < step - reach:
-        return None
-    part = good.values[before : after + 1]
-    return Window(float(part.min()) - good.resolution, float(part.max()) + good.resolution)
-
-
 def covered(evidence: Evidence, pair: cs.Pair) -> bool:
     """Whether the groups of the later checkpoint have at least as many parameters as weights moved in between.
 
     Where they have not, another optimizer trained the rest, and a logged rate may be its own.
     """
     held: dict[int | None, int] = {}
-    for group in cs.groups(evidence) or []:
-        if group.checkpoint == pair.last.path:
-            held[group.rank] = held.get(group.rank, 0) + len(group.names)
-    prints = evidence.once("applied_rates.fingerprints", lambda: _fingerprints(evidence)).get(pair.last.path, {})
+    for group in cs.groups_of(evidence, pair.last.path):
+        held[group.rank] = held.get(group.rank, 0) + len(group.names)
+    prints = {w.name: w.fingerprint for w in cs.weights_by_checkpoint(evidence).get(pair.last.path, [])}
     moved = {prints.get(name, name) for row in pair.rows.values() if row["changed"] and (name := cs.plain(row["name"]))}
     return len(moved) <= max(held.values(), default=0)
-
-
-def _fingerprints(evidence: Evidence) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
-    for weight in cs.weights(evidence) or []:
-        found.setdefault(weight.checkpoint, {})[weight.name] = weight.fingerprint
-    return found

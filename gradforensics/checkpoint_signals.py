@@ -7,78 +7,35 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeVar
 
 import polars as pl
 
 from gradforensics import weight_copies
 from gradforensics.checkpoints.lines import lines, told_apart, without_step
 from gradforensics.checkpoints.model import is_mask
+from gradforensics.parameter_names import Kind, kind_of, layer_of
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
-
-Kind: TypeAlias = Literal["norm", "bias", "embedding", "head", "lora_a", "lora_b", "router", "matrix", "other"]
 
 SURE = frozenset({"exact", "confirmed"})
 """Of `checkpoints.naming_sure`: the optimizer's states belong to the parameters whose names they carry."""
 
-_ALIKE = 0.1  # cosine below which two matrices have nothing to do with each other
-_MATRIX = 256  # elements of a matrix whose cosine tells something
-
-_LORA = lazy(r"lora_(?:embedding_)?([ab])(?:\.|$|_)", re.IGNORECASE)
-_NORM = lazy(r"(?:^|[._])(?:\w*norm\w*|ln|ln_?\w{1,2}|layernorm\w*|bn\d*)\.(?:weight|gamma|scale|g)$", re.IGNORECASE)
-_BIAS = lazy(r"(?:^|[._])(?:bias|beta)$", re.IGNORECASE)
-_EMBEDDING = lazy(
-    r"(?:^|[._])(?:wte|wpe|shared|emb|embed\w*|\w*embedding\w*|\w+_embed|pos_emb\w*|position\w*)(?:\.(?:weight|\w*embeddings?\.weight))?$",
-    re.IGNORECASE,
-)
-_OTHER_TABLE = lazy(
-    r"pos|wpe|avg|codebook|type|segment|time|class|label|cond|patch|relative|rotary|speaker|lang", re.IGNORECASE
-)
-_HEAD = lazy(
-    r"(?:^|\.)(?:lm_head|head|output|output_layer|embed_out|classifier|score|fc_out|unembed\w*|logits?)(?:\.weight)?$",
-    re.IGNORECASE,
-)
-_ROUTER = lazy(r"(?:^|\.)(?:router|gate|wg|gating)(?:\.\w+)?\.weight$", re.IGNORECASE)
-_LAYER = lazy(r"^(.*?)\.?(?<![^.])(\d+)(?:\.|$)")
-
-
-def kind_of(name: str, shape: tuple[int, ...]) -> Kind:
-    """What a parameter is for, by its name and shape; the shape decides where a name is taken for two things.
-
-    norm: a gain. router: of a mixture of experts (its `gate` counts only where the name speaks of experts).
-    """
-    lora = _LORA.search(name)
-    if lora:
-        return "lora_a" if lora[1].lower() == "a" else "lora_b"
-    if _BIAS.search(name):
-        return "bias"
-    if len(shape) < 2:
-        return "norm" if _NORM.search(name) else "other"
-    if _ROUTER.search(name) and re.search(r"router|gating|moe|expert|\.wg\.|\.mlp\.gate\.", name, re.IGNORECASE):
-        return "router"
-    if _HEAD.search(name):
-        return "head"
-    if _EMBEDDING.search(name):
-        return "embedding"
-    return "matrix"
-
-
-def layer_of(name: str) -> tuple[str, int] | None:
-    """The stack and the number of the layer that a parameter belongs to: "model.layers.3.mlp.w" -> ("model.layers", 3).
-
-    By the first part of the name that is a number; experts within a layer belong to their layer.
-    """
-    found = _LAYER.search(name)
-    return (found[1], int(found[2])) if found else None
+_OTHER_TABLE = lazy(r"pos|wpe|type|segment|time|class|label|cond|patch|relative|rotary|speaker|lang", re.IGNORECASE)
 
 
 def is_token_table(weight: Weight) -> bool:
     """Whether a parameter is an embedding of tokens, and not of positions, segments, classes or time."""
     return weight.kind == "embedding" and len(weight.shape) == 2 and _OTHER_TABLE.search(weight.name) is None
+
+
+FULL = frozenset({"float32", "float64"})
+"""Element types that keep a single update of a usual size."""
+
+HALF = frozenset({"bfloat16", "float16"})
+"""Element types of 16 bits, which round many of them away."""
 
 
 class Saved(NamedTuple):
@@ -100,7 +57,7 @@ class Weight:
     """One parameter in one checkpoint, measured; all numbers are of its finite elements.
 
     dtype: as the model stores it; measured: that of the tensor that was measured, which is the float32 master where
-    there is one. kind, layer: see kind_of and layer_of. zero, one: elements that are exactly 0 or 1. min, max, mean,
+    there is one. kind, layer: see `parameter_names`. zero, one: elements that are exactly 0 or 1. min, max, mean,
     std, l2: None where no element is finite. fingerprint: CRC-32 of the bytes, equal only for equal bytes of the same
     type. zero_rows, row_l2_min, row_l2_max: of matrices, else None. optimized: it stands in a group of the optimizer;
     None where that is not certain.
@@ -168,6 +125,16 @@ class Group(NamedTuple):
     step_max: int | None
     values: Mapping[str, Any]
 
+    @property
+    def corrections(self) -> tuple[float, float] | None:
+        """By what Adam divides m and v for their start: 1 - beta1^t and 1 - beta2^t; None where t is not known.
+
+        So v / (1 - beta2^t) is a running mean of squared gradients (Kingma and Ba, 2015).
+        """
+        if self.betas is None or not self.step_max:
+            return None
+        return 1.0 - self.betas[0] ** self.step_max, 1.0 - self.betas[1] ** self.step_max
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -198,6 +165,9 @@ class Pair:
         return self.first.naming in SURE and self.last.naming in SURE
 
 
+_Held = TypeVar("_Held", Weight, Group)
+
+
 def checkpoints(evidence: Evidence) -> list[Saved] | None:
     """Every checkpoint with tensors, in the order of the steps; those without a step come last."""
     return evidence.once("checkpoint_signals.checkpoints", lambda: _checkpoints(evidence))
@@ -223,13 +193,25 @@ def weights(evidence: Evidence) -> list[Weight] | None:
     return None if (found := _held(evidence)) is None else found.live
 
 
+def weights_by_checkpoint(evidence: Evidence) -> Mapping[str, list[Weight]]:
+    """The weights of every checkpoint that has some, in order."""
+    return evidence.once("checkpoint_signals.weights_by_checkpoint", lambda: _by_path(weights(evidence) or []))
+
+
+def _by_path(found: Iterable[_Held]) -> dict[str, list[_Held]]:
+    parts: dict[str, list[_Held]] = {}
+    for one in found:
+        parts.setdefault(one.checkpoint, []).append(one)
+    return parts
+
+
 def averages(evidence: Evidence) -> list[Average] | None:
     """Every averaged copy of weights, in the order of the checkpoints that hold the live ones; None as for weights."""
     return None if (found := _held(evidence)) is None else found.averages
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Beside:
     """The weights, and what lies beside them: copies by (checkpoint, name) or, where it is one whole, by its path."""
 
     live: list[Weight]
@@ -238,15 +220,15 @@ class _Held:
     paths: frozenset[str]
 
 
-def _held(evidence: Evidence) -> _Held | None:
+def _held(evidence: Evidence) -> _Beside | None:
     return evidence.once("checkpoint_signals.held", lambda: _sorted_out(evidence))
 
 
-def _sorted_out(evidence: Evidence) -> _Held | None:
+def _sorted_out(evidence: Evidence) -> _Beside | None:
     found = _weights(evidence)
     if found is None:
         return None
-    parts = dict(by_checkpoint(found))
+    parts = _by_path(found)
     counts = _counts(evidence)
     averages: list[Average] = []
     hidden: set[tuple[str, str]] = set()
@@ -258,24 +240,26 @@ def _sorted_out(evidence: Evidence) -> _Held | None:
         for copy in copies:
             pairs = tuple((by_name[name], by_name[of]) for name, of in copy.names.items())
             averages.append(Average(path, mine[0].step, copy.key, pairs, counts.get((path, copy.key))))
-        of = weight_copies.beside(path, parts) if weight_copies.is_copy(path) else None
+        of = weight_copies.beside(path, parts) if weight_copies.is_copy_path(path) else None
         if of is not None:
             paths.add(path)
             live = {weight.name: weight for weight in parts[of]}
             pairs = tuple((weight, live[weight.name]) for weight in mine if weight.name in live)
             averages.append(Average(of, parts[of][0].step, weight_copies.key_of(path), pairs, None))
     live_ones = [w for w in found if w.checkpoint not in paths and (w.checkpoint, w.name) not in hidden]
-    return _Held(live_ones, averages, frozenset(hidden), frozenset(paths))
+    return _Beside(live_ones, averages, frozenset(hidden), frozenset(paths))
 
 
 def _counts(evidence: Evidence) -> dict[tuple[str, str], int]:
     """By checkpoint and key of a copy, how often it was updated, as its own counter says."""
+    table = evidence.table("tensors")
+    if table is None:
+        return {}
+    counter = pl.col("name").str.contains(r"\.(?:n_averaged|num_updates)$") & (pl.col("count") == 1)
+    mine = table.filter(counter & pl.col("role").is_in(["buffer", "param", "other"]) & pl.col("min").is_not_null())
     found: dict[tuple[str, str], int] = {}
-    for role in ("buffer", "param", "other"):
-        for (path, name, _), row in states(evidence, role).items():
-            key, _, last = name.rpartition(".")
-            if row["count"] == 1 and last in ("n_averaged", "num_updates") and row["min"] is not None:
-                found[path, key.replace("averaging_state", "averaged")] = int(row["min"])
+    for path, name, value in mine.select("checkpoint", "name", "min").iter_rows():
+        found[path, name.rpartition(".")[0].replace("averaging_state", "averaged")] = int(value)
     return found
 
 
@@ -286,21 +270,27 @@ def _weights(evidence: Evidence) -> list[Weight] | None:
     measured = table.filter(pl.col("role").is_in(["param", "master"]) & pl.col("nan").is_not_null())
     if not measured.height:
         return None
-    best: dict[tuple[str, str, int | None], tuple[dict[str, Any], str]] = {}
-    for row in measured.iter_rows(named=True):
-        label = row["checkpoint"], row["name"], row["rank"]
-        known = best.get(label)
-        if known is None:
-            best[label] = row, row["dtype"]
-        elif row["role"] == "master" and known[0]["role"] == "param":
-            best[label] = row, known[1]
-        elif row["role"] == "param" and known[0]["role"] == "master":
-            best[label] = known[0], row["dtype"]
+    best: dict[tuple[str, str, int | None], int] = {}
+    roles, types = measured["role"].to_list(), measured["dtype"].to_list()
+    stored = list(types)
+    for place, label in enumerate(measured.select("checkpoint", "name", "rank").iter_rows()):
+        known = best.setdefault(label, place)
+        if roles[place] == "master" and roles[known] == "param":
+            best[label], stored[place] = place, types[known]
+        elif roles[place] == "param" and roles[known] == "master":
+            stored[known] = types[place]
     names: dict[str, set[str]] = {}
     for path, name, _ in best:
         names.setdefault(path, set()).add(name)
     held = _optimized(evidence, names)
-    return [_weight(row, dtype, held.get(row["checkpoint"])) for row, dtype in best.values()]
+    rows = measured.select(_WEIGHT).rows()
+    return [_weight(rows[place], stored[place], held.get(path)) for (path, *_), place in best.items()]
+
+
+_WEIGHT = (
+    "checkpoint", "step", "rank", "name", "dtype", "shape", "count", "nan", "posinf", "neginf", "zero", "one", "min",
+    "max", "mean", "std", "l2", "fingerprint", "row_l2_min", "row_l2_max", "row_l2_max_index", "zero_rows", "source",
+)  # fmt: skip
 
 
 def _optimized(evidence: Evidence, names: Mapping[str, set[str]]) -> dict[str, frozenset[str]]:
@@ -319,16 +309,27 @@ def _optimized(evidence: Evidence, names: Mapping[str, set[str]]) -> dict[str, f
     return found
 
 
-def _weight(row: Mapping[str, Any], dtype: str, held: frozenset[str] | None) -> Weight:
-    shape = tuple(row["shape"])
-    bad = row["nan"] + row["posinf"] + (0 if is_mask(row["name"]) else row["neginf"])
+def _weight(row: tuple[Any, ...], dtype: str, held: frozenset[str] | None) -> Weight:
+    """A weight out of its cells, see _WEIGHT."""
+    path, step, rank, name, measured, listed, count, nan, posinf, neginf, *values, source = row
+    shape = tuple(listed)
+    bad = nan + posinf + (neginf and _unmeant(name, neginf))
+    optimized = None if held is None else name in held
     return Weight(
-        row["checkpoint"], row["step"], row["rank"], row["name"], kind_of(row["name"], shape), layer_of(row["name"]),
-        dtype, row["dtype"], shape, row["count"], bad, row["zero"], row["one"],
-        row["min"], row["max"], row["mean"], row["std"], row["l2"], row["fingerprint"], row["row_l2_min"],
-        row["row_l2_max"], row["row_l2_max_index"], row["zero_rows"],
-        None if held is None else row["name"] in held, row["source"],
+        path, step, rank, name, kind_of(name, shape), layer_of(name), dtype, measured, shape, count, bad,
+        *(*values, optimized, source),
     )  # fmt: skip
+
+
+def _unmeant(name: str, neginf: int) -> int:
+    """How many -inf of a tensor are none of a mask, which is full of them on purpose."""
+    return 0 if is_mask(name) else neginf
+
+
+def nonfinite(row: Mapping[str, Any]) -> int:
+    """NaN and infinities of a row of `tensors`; -inf in a mask is not counted."""
+    bad: int = row["nan"] + row["posinf"] + (row["neginf"] and _unmeant(row["name"], row["neginf"]))
+    return bad
 
 
 def states(evidence: Evidence, role: str) -> dict[tuple[str, str, int | None], Mapping[str, Any]]:
@@ -343,12 +344,13 @@ def _states(evidence: Evidence, role: str) -> dict[tuple[str, str, int | None], 
     table = evidence.table("tensors")
     if table is None:
         return {}
-    rows = table.filter((pl.col("role") == role) & pl.col("nan").is_not_null()).iter_rows(named=True)
+    rows = table.filter((pl.col("role") == role) & pl.col("nan").is_not_null()).to_dicts()
     return {(row["checkpoint"], row["name"], row["rank"]): row for row in rows}
 
 
-def states_of(evidence: Evidence, role: str) -> dict[str, list[Mapping[str, Any]]]:
-    """The same rows by checkpoint."""
+def states_of(evidence: Evidence, role: str, checkpoint: str) -> Mapping[tuple[str, int | None], Mapping[str, Any]]:
+    """The rows of `states` of one checkpoint, by name and rank; empty where it has none."""
+    return evidence.once(("checkpoint_signals.states_of", role), lambda: _states_of(evidence, role)).get(checkpoint, {})
 
     def compute() -> dict[str, list[Mapping[str, Any]]]:
         found: dict[str, list[Mapping[str, Any]]] = {}
@@ -356,16 +358,24 @@ def states_of(evidence: Evidence, role: str) -> dict[str, list[Mapping[str, Any]
             found.setdefault(path, []).append(row)
         return found
 
-    return evidence.once(("checkpoint_signals.states_of", role), compute)
+def _states_of(evidence: Evidence, role: str) -> dict[str, dict[tuple[str, int | None], Mapping[str, Any]]]:
+    found: dict[str, dict[tuple[str, int | None], Mapping[str, Any]]] = {}
+    for (path, name, rank), row in states(evidence, role).items():
+        found.setdefault(path, {})[name, rank] = row
+    return found
 
 
 def moments(evidence: Evidence) -> dict[str, list[Mapping[str, Any]]] | None:
     """The rows of the table of moments by checkpoint; names end in "@RANK" where several ranks hold parts."""
+    return evidence.once("checkpoint_signals.moments", lambda: _moments(evidence))
+
+
+def _moments(evidence: Evidence) -> dict[str, list[Mapping[str, Any]]] | None:
     table = evidence.table("moments")
     if table is None:
         return None
     found: dict[str, list[Mapping[str, Any]]] = {}
-    for row in table.iter_rows(named=True):
+    for row in table.to_dicts():
         found.setdefault(row["checkpoint"], []).append(row)
     return found
 
@@ -375,11 +385,20 @@ def groups(evidence: Evidence) -> list[Group] | None:
     return evidence.once("checkpoint_signals.groups", lambda: _groups(evidence))
 
 
-def groups_by_checkpoint(evidence: Evidence) -> dict[str, list[Group]]:
-    """The parameter groups of every checkpoint that has some."""
-    found: dict[str, list[Group]] = {}
-    for group in groups(evidence) or []:
-        found.setdefault(group.checkpoint, []).append(group)
+def groups_of(evidence: Evidence, checkpoint: str) -> list[Group]:
+    """The parameter groups of one checkpoint; empty where it has none."""
+    return evidence.once("checkpoint_signals.groups_of", lambda: _by_path(groups(evidence) or [])).get(checkpoint, [])
+
+
+def adam_groups_of(evidence: Evidence, checkpoint: str) -> Mapping[str, Group]:
+    """The groups of one checkpoint for which Adam's formulas hold, by the names of their parameters."""
+    return evidence.once("checkpoint_signals.adam_groups_of", lambda: _adam_groups(evidence)).get(checkpoint, {})
+
+
+def _adam_groups(evidence: Evidence) -> dict[str, dict[str, Group]]:
+    found: dict[str, dict[str, Group]] = {}
+    for group in filter(adam_like, groups(evidence) or []):
+        found.setdefault(group.checkpoint, {}).update(dict.fromkeys(group.names, group))
     return found
 
 
@@ -394,7 +413,7 @@ def _groups(evidence: Evidence) -> list[Group] | None:
             row["momentum"], tuple(row["names"] or ()), row["step_min"], row["step_max"],
             json.loads(row["values"] or "{}"),
         )
-        for row in table.iter_rows(named=True)
+        for row in table.to_dicts()
     ]  # fmt: skip
 
 
@@ -427,7 +446,7 @@ def _pairs(evidence: Evidence) -> list[Pair] | None:
     if table is None or saved is None:
         return None
     rows: dict[tuple[int, str], dict[str, Mapping[str, Any]]] = {}
-    for row in table.iter_rows(named=True):
+    for row in table.to_dicts():
         rows.setdefault((row["first_step"], row["checkpoint"]), {})[row["name"]] = row
     held = _held(evidence)
     hidden, aside = (held.hidden, held.paths) if held is not None else (frozenset(), frozenset())
@@ -499,21 +518,23 @@ def plain(name: str) -> str:
     return head if at and rank.isdecimal() else name
 
 
-def facts(evidence: Evidence, checkpoint: str) -> dict[str, Any]:
+def labelled(name: str, rank: int | None) -> str:
+    """The name of a parameter of one rank in the tables of moments and travels; `plain` takes it back."""
+    return name if rank is None else f"{name}@{rank}"
+
+
+def facts(evidence: Evidence, checkpoint: str) -> Mapping[str, Any]:
     """The counters and plain data that a checkpoint holds, such as {"scheduler.last_epoch": 6, "optimizer.step": 6}."""
+    return evidence.once("checkpoint_signals.facts", lambda: _facts(evidence)).get(checkpoint, {})
+
+
+def _facts(evidence: Evidence) -> dict[str, dict[str, Any]]:
     table = evidence.table("facts")
-    if table is None:
-        return {}
-    rows = table.filter(pl.col("checkpoint") == checkpoint).select("key", "value").iter_rows()
-    return {key: json.loads(value) for key, value in rows}
-
-
-def by_checkpoint(found: list[Weight]) -> Iterator[tuple[str, list[Weight]]]:
-    """The weights of each checkpoint, in order."""
-    parts: dict[str, list[Weight]] = {}
-    for weight in found:
-        parts.setdefault(weight.checkpoint, []).append(weight)
-    yield from parts.items()
+    found: dict[str, dict[str, Any]] = {}
+    if table is not None:
+        for checkpoint, key, value in table.select("checkpoint", "key", "value").iter_rows():
+            found.setdefault(checkpoint, {})[key] = json.loads(value)
+    return found
 
 
 def adam_like(group: Group) -> bool:

@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradforensics.checkpoint_signals import Saved, Weight, by_checkpoint, groups, pairs, weights
+from gradforensics.checkpoint_signals import Saved, Weight, groups_of, pairs, weights_by_checkpoint
+from gradforensics.logged_rates import at_every_step
+from gradforensics.parameter_names import is_untrained, module_of
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
-from gradforensics.training_mask import distinct, is_copy
+from gradforensics.training_mask import distinct
 
 _POSITION = lazy(r"pos|wpe", re.IGNORECASE)
 _FIRST = lazy(r"embed|wte|wpe|(?:^|[._])pos|token|stem|patch|input", re.IGNORECASE)  # what comes before the layers
@@ -72,8 +74,7 @@ def chain(evidence: Evidence) -> list[Saved]:
 
 def weights_of(evidence: Evidence, checkpoint: str) -> list[Weight]:
     """The weights of one checkpoint, in the order of its table."""
-    found = evidence.once("frozen_signals.weights_of", lambda: dict(by_checkpoint(weights(evidence) or [])))
-    return found.get(checkpoint, [])
+    return weights_by_checkpoint(evidence).get(checkpoint, [])
 
 
 def standing(evidence: Evidence) -> Standing | None:
@@ -93,7 +94,7 @@ def _standing(evidence: Evidence) -> Standing | None:
     at_last = {
         w.name: w
         for w in distinct(weights_of(evidence, last.path))
-        if not is_copy(w.name) and not _BUFFER.search(w.name)
+        if not is_untrained(w.name) and not _BUFFER.search(w.name)
     }
     since = {name: _since(name, row, prints) for name in at_last if name in prints[first.path]}
     frozen = [at_last[name] for name, step in since.items() if step == (first.step or 0)]
@@ -191,11 +192,6 @@ def _split_modules(still: Collection[str], going: Collection[str]) -> bool:
     return not {module_of(name) for name in still}.isdisjoint(module_of(name) for name in going)
 
 
-def module_of(name: str) -> str:
-    """The module that a parameter belongs to: "blocks.0.up.weight" -> "blocks.0.up"."""
-    return name.rpartition(".")[0] or name
-
-
 def listed(names: Sequence[str]) -> str:
     """The first names for a text, with the number of the others."""
     return ", ".join(names[:4]) + (f" (+{len(names) - 4})" if len(names) > 4 else "")
@@ -254,22 +250,10 @@ def pure_decay(evidence: Evidence, first: Saved, last: Saved, decays: Collection
     Trainer logs it); without a logged rate over the steps, of the rate that both optimizers hold. Empty where unknown.
     """
     a, b = first.step or 0, last.step or 0
-    readings = [_rates(evidence, a + 1 - shift, b + 1 - shift) for shift in (0, 1)]
+    readings = [at_every_step(evidence, a - shift, b - shift) for shift in (0, 1)]
     rates = [reading for reading in readings if reading is not None]
     if not rates:
-        held = {group.lr for group in groups(evidence) or [] if group.checkpoint in (first.path, last.path)}
+        held = {group.lr for one in (first, last) for group in groups_of(evidence, one.path)}
         rate = held.pop() if len(held) == 1 else None
         rates = [] if not rate else [np.full(b - a, rate)]
     return [float(np.prod(1.0 - rate * decay)) for decay in decays if decay > 0 for rate in rates]
-
-
-def _rates(evidence: Evidence, begin: int, end: int) -> np.ndarray | None:
-    """The logged rate of the steps from `begin` to the one before `end`, (end - begin,)."""
-    series = evidence.series("lr")
-    if series is None or series.step_unit != "step" or len(series.good) < 2:
-        return None
-    good = series.good
-    if good.steps[0] > begin + max(1.0, good.cadence) or good.steps[-1] < end - 1 - max(1.0, good.cadence):
-        return None
-    rates: np.ndarray = np.interp(np.arange(begin, end), good.steps, good.values)
-    return rates

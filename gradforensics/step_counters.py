@@ -12,7 +12,6 @@ Nothing is judged here. Who counts what:
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -102,20 +101,11 @@ def _counters(evidence: Evidence) -> list[Counters] | None:
     saved = cs.checkpoints(evidence)
     if saved is None:
         return None
-    groups: dict[str, list[cs.Group]] = {}
-    for group in cs.groups(evidence) or []:
-        groups.setdefault(group.checkpoint, []).append(group)
-    facts = _facts(evidence)
-    return [_of(one, facts.get(one.path, {}), groups.get(one.path, [])) for one in saved if one.step is not None]
-
-
-def _facts(evidence: Evidence) -> dict[str, dict[str, Any]]:
-    table = evidence.table("facts")
-    found: dict[str, dict[str, Any]] = {}
-    if table is not None:
-        for checkpoint, key, value in table.select("checkpoint", "key", "value").iter_rows():
-            found.setdefault(checkpoint, {})[key] = json.loads(value)
-    return found
+    return [
+        _of(one, cs.facts(evidence, one.path), cs.groups_of(evidence, one.path))
+        for one in saved
+        if one.step is not None
+    ]
 
 
 def _of(saved: cs.Saved, facts: Mapping[str, Any], groups: list[cs.Group]) -> Counters:

@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gradforensics.checkpoint_signals import SURE, Weight, by_checkpoint, checkpoints, groups, states, weights
+from gradforensics.checkpoint_signals import (
+    SURE,
+    Weight,
+    checkpoints,
+    groups_of,
+    states,
+    weights,
+    weights_by_checkpoint,
+)
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Setting
 
@@ -29,12 +37,6 @@ _ADAPTER = lazy(
     r"lora_|(?:^|\.)(?:hada|lokr|vera_lambda|oft_|boft_|ia3_)|prompt_(?:encoder|embeddings?)|prefix_encoder|adapters?\.",
     re.IGNORECASE,
 )
-# Copies of other weights and networks that no optimizer is meant to train.
-_COPIES = frozenset({
-    "ema", "swa", "shadow", "averaged", "avg", "target", "targets", "teacher", "momentum", "ref", "reference", "old",
-    "rnd", "random", "prior", "fixed", "frozen", "anchor", "lpips", "vgg", "perceptual", "inception", "queue", "mask",
-})  # fmt: skip
-_KEY_ENCODER = lazy(r"(?:^|[._])\w+_k\.\w+\.", re.IGNORECASE)  # of momentum contrast: encoder_k.layer1...
 _STATE_ROLES = ("exp_avg", "exp_avg_sq", "momentum", "state")
 _STATE_KEY = lazy(r"(?:^|\.)state\.(.+?)\.[A-Za-z_]\w*(?:\.\d+)?$")
 
@@ -81,12 +83,6 @@ class Held:
         if self.everything:
             return True
         return False if moving == self.count else None
-
-
-def is_copy(name: str) -> bool:
-    """Whether a name is that of a copy or of a network that is not meant to be trained: EMA, target, teacher, VGG."""
-    parts = re.split(r"[._]", name.lower())
-    return not _COPIES.isdisjoint(parts) or _KEY_ENCODER.search(name) is not None
 
 
 def is_adapter(name: str) -> bool:
@@ -147,7 +143,7 @@ def _number(value: object) -> float | None:
 
 def _elements(found: Sequence[Weight]) -> int:
     """Elements of the weights of the first checkpoint that has some."""
-    _, first = next(iter(by_checkpoint(list(found))))
+    first = [w for w in found if w.checkpoint == found[0].checkpoint]
     return sum(w.count for w in distinct(first))
 
 
@@ -171,11 +167,11 @@ def held(evidence: Evidence, checkpoint: str) -> Held | None:
 
 
 def _held(evidence: Evidence, checkpoint: str) -> Held | None:
-    mine = [group for group in groups(evidence) or [] if group.checkpoint == checkpoint]
+    mine = groups_of(evidence, checkpoint)
     ids = [name for group in mine for name in group.names]
     if not ids or any(group.rank is not None for group in mine):
         return None
-    own = [w for w in weights(evidence) or [] if w.checkpoint == checkpoint]
+    own = weights_by_checkpoint(evidence).get(checkpoint, [])
     saved = next((one for one in checkpoints(evidence) or [] if one.path == checkpoint), None)
     with_state = _with_state(evidence).get(checkpoint, frozenset())
     stateless = [name for name in ids if name not in with_state] if with_state else []

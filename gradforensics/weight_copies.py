@@ -10,16 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import TypeAlias
 
+from gradforensics.parameter_names import bare, is_average
 from gradforensics.patterns import lazy
 
 Shape: TypeAlias = tuple[int, ...]
 
-_COPY = lazy(r"(?:^|_)(?:ema|swa|shadow|averaged)(?:_|$)", re.IGNORECASE)
+# Of files and folders: shadow_params is a key and no file.
 _COPY_FILE = lazy(r"(?:^|[_-])(?:ema|swa|averaged)(?:[_.-]|$)", re.IGNORECASE)
-_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _LEAST = 0.5  # share of a copy's names that a model must have: names of layers may hold "ema" or "swa" themselves
 _TRIED = 40  # names of a copy that choose the part of the model it is of
 _DEPTH = 2  # parts of a name that may be the part of the model
@@ -53,7 +54,7 @@ def find(named: Sequence[tuple[str, Shape]]) -> tuple[list[Copy], frozenset[str]
     return found, hidden
 
 
-def is_copy(path: str) -> bool:
+def is_copy_path(path: str) -> bool:
     """Whether a file or folder of this path is called after an average: unet_ema, ema-100.pt."""
     return _COPY_FILE.search(PurePosixPath(path).name) is not None
 
@@ -65,31 +66,32 @@ def key_of(path: str) -> str:
 
 def beside(path: str, paths: Iterable[str]) -> str | None:
     """Of the paths in one folder, the one that a copy's own path is without the word: unet_ema -> unet."""
-    folder, wanted = PurePosixPath(path).parent, _bare(_COPY_FILE.sub("-", PurePosixPath(path).name))
+    folder, wanted = PurePosixPath(path).parent, _letters(_COPY_FILE.sub("-", PurePosixPath(path).name))
     return next(
-        (p for p in paths if PurePosixPath(p).parent == folder and _bare(PurePosixPath(p).name) == wanted), None
+        (p for p in paths if PurePosixPath(p).parent == folder and _letters(PurePosixPath(p).name) == wanted), None
     )
 
 
 def lies_beside(path: str, paths: Iterable[str]) -> bool:
     """Whether a path is that of a copy whose weights are in one of the paths."""
-    return is_copy(path) and beside(path, paths) is not None
+    return is_copy_path(path) and beside(path, paths) is not None
 
 
-def _bare(name: str) -> str:
+def _letters(name: str) -> str:
     return re.sub(r"[_.-]", "", name)
 
 
+@lru_cache(maxsize=1 << 16)
 def _split(name: str) -> tuple[str, str]:
     """The key of the copy that a name may be in, and the rest of the name; "" where it is in none."""
     parts = name.split(".")
-    at = next((i for i in reversed(range(len(parts) - 1)) if _COPY.search(parts[i])), None)
+    at = next((i for i in reversed(range(len(parts) - 1)) if is_average(parts[i])), None)
     return ("", name) if at is None else (".".join(parts[: at + 1]), ".".join(parts[at + 1 :]))
 
 
 def _flat(name: str) -> str:
     """A name without the parts of wrappers and without dots, which LitEma leaves out."""
-    return "".join(part for part in name.split(".") if part not in _WRAPPERS)
+    return bare(name).replace(".", "")
 
 
 def _matched(key: str, rows: Sequence[tuple[str, str, Shape]], live: Sequence[tuple[str, Shape]]) -> Copy | None:

@@ -131,18 +131,3 @@ def test_checkpoints_further_apart_tell_nothing(tmp_path):
     (alone,) = gather([tmp_path])
     assert applied_rates.told(alone) == []
     assert applied_rates.lacking(alone) == [applied_rates.PAIR]
-
-
-def test_a_logged_rate_is_looked_up_around_the_step():
-    from gradforensics.tables import Evidence, SeriesFrame, SeriesKey, series_frame
-
-    steps = list(range(10, 101, 10))
-    frame = series_frame({"attempt": [0] * 10, "rank": [None] * 10, "step": steps, "epoch": [None] * 10},
-                         [step / 100 for step in steps])  # fmt: skip
-    evidence = Evidence("run", frames={SeriesKey("run", "train", "lr", "lr", "log"): SeriesFrame(frame)})
-    lr = evidence.series("lr")
-    assert lr is not None
-    assert applied_rates.logged(lr, 45) == pytest.approx((0.4, 0.5))
-    assert applied_rates.logged(lr, 50) == pytest.approx((0.4, 0.6))  # some logs hold the rate of the next step
-    assert applied_rates.logged(lr, 100) == pytest.approx((0.9, 1.0))
-    assert applied_rates.logged(lr, 150) is None

@@ -7,49 +7,6 @@ from gradforensics.evidence.gather import gather
 from gradforensics.tables import Evidence
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "kind"),
-    [
-        ("model.layers.0.input_layernorm.weight", (64,), "norm"),
-        ("transformer.h.0.ln_1.weight", (64,), "norm"),
-        ("transformer.ln_f.weight", (64,), "norm"),
-        ("blocks.1.norm_mlp.weight", (64,), "norm"),
-        ("encoder.layer.0.attention.output.LayerNorm.gamma", (64,), "norm"),
-        ("layer1.0.bn1.weight", (64,), "norm"),
-        ("transformer.h.0.ln_1.bias", (64,), "bias"),
-        ("l1.bias", (8,), "bias"),
-        ("model.embed_tokens.weight", (100, 64), "embedding"),
-        ("transformer.wte.weight", (100, 64), "embedding"),
-        ("embedding.word_embeddings.weight", (100, 64), "embedding"),
-        ("bert.embeddings.position_embeddings.weight", (100, 64), "embedding"),
-        ("emb.weight", (100, 64), "embedding"),
-        ("shared.weight", (100, 64), "embedding"),
-        ("gpt_neox.embed_in.weight", (100, 64), "embedding"),
-        ("embed_out.weight", (100, 64), "head"),
-        ("lm_head.weight", (100, 64), "head"),
-        ("classifier.weight", (2, 64), "head"),
-        ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", (8, 64), "lora_a"),
-        ("model.layers.0.q_proj.lora_B.default.weight", (64, 8), "lora_b"),
-        ("model.layers.0.block_sparse_moe.gate.weight", (8, 64), "router"),
-        ("model.layers.0.mlp.gate.weight", (8, 64), "router"),
-        ("model.layers.0.mlp.gate_proj.weight", (128, 64), "matrix"),
-        ("model.layers.0.self_attn.o_proj.weight", (64, 64), "matrix"),
-        ("bert.encoder.layer.0.output.dense.weight", (64, 64), "matrix"),
-        ("conv1.weight", (64, 3, 7, 7), "matrix"),
-        ("alpha", (1,), "other"),
-    ],
-)
-def test_kinds_of_parameters_by_the_names_of_common_models(name, shape, kind):
-    assert cs.kind_of(name, shape) == kind
-
-
-def test_layers_are_the_first_number_of_a_name():
-    assert cs.layer_of("model.layers.3.mlp.experts.7.w1.weight") == ("model.layers", 3)
-    assert cs.layer_of("0.weight") == ("", 0)
-    assert cs.layer_of("transformer.wte.weight") is None
-    assert cs.layer_of("ln1.weight") is None
-
-
 @pytest.fixture(scope="module")
 def evidence(tmp_path_factory):
     """A plain loop that saved after steps 3, 4 and 9."""
@@ -91,7 +48,7 @@ def test_weights_groups_states_and_facts_are_typed(evidence):
     assert all(cs.adam_like(g) for g in groups)
     assert ("step_9.pt", "0.weight", None) in cs.states(evidence, "exp_avg_sq")
     assert cs.facts(evidence, "step_9.pt")["optimizer.step"] == 9
-    assert [path for path, _ in cs.by_checkpoint(found)] == ["step_3.pt", "step_4.pt", "step_9.pt"]
+    assert list(cs.weights_by_checkpoint(evidence)) == ["step_3.pt", "step_4.pt", "step_9.pt"]
 
 
 def test_an_optimizer_of_as_many_ids_as_parameters_leaves_none_out(tmp_path):

@@ -11,7 +11,7 @@ class Names:
     """Weights that are names and shapes only."""
 
     def __init__(self, *names):
-        from gradforensics.checkpoint_signals import kind_of, layer_of
+        from gradforensics.parameter_names import kind_of, layer_of
 
         shapes = [(4,) if "norm" in n or n.endswith("bias") else (4, 4) for n in names]
         self.every = [

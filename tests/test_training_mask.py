@@ -120,11 +120,3 @@ def test_a_group_with_the_rate_0_beside_others_is_frozen():
 
 def test_parts_of_ranks_are_not_judged():
     assert training_mask.held(evidence([tensor("a.weight")], {"names": ["a.weight"], "rank": 1}), "c") is None
-
-
-@pytest.mark.parametrize(
-    "name", ["q_target.0.weight", "ema.net.0.weight", "teacher.fc.weight", "encoder_k.conv1.weight"]
-)
-def test_copies_and_networks_that_nobody_trains_are_known_by_name(name):
-    assert training_mask.is_copy(name)
-    assert not training_mask.is_copy("model.layers.0.k.weight")

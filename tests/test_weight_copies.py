@@ -67,7 +67,7 @@ def test_layers_that_are_only_called_so_are_weights(name):
 
 def test_folders_and_files():
     paths = ["checkpoint-10/unet", "checkpoint-10/unet_ema", "model.pt", "model_ema.pt", "ema-10.pt"]
-    assert [p for p in paths if weight_copies.is_copy(p)] == [paths[1], paths[3], paths[4]]
+    assert [p for p in paths if weight_copies.is_copy_path(p)] == [paths[1], paths[3], paths[4]]
     assert weight_copies.beside(paths[1], paths) == paths[0]
     assert weight_copies.beside(paths[3], paths) == paths[2]
     assert weight_copies.beside(paths[4], paths) is None

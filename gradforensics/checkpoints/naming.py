@@ -10,7 +10,6 @@ look corrupt.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,20 +21,11 @@ from gradforensics.checkpoints.dealing import Named, Shape
 from gradforensics.checkpoints.model import Group, Naming
 from gradforensics.checkpoints.optimizer import OptimizerState, parameter_shape
 from gradforensics.checkpoints.refs import Lost, TensorRef
+from gradforensics.parameter_names import bare, is_average, is_beside
 from gradforensics.untrusted.dtypes import FLOATS
 
 # Buffers of floating type that state dicts hold between the parameters: BatchNorm's statistics, rotary embeddings.
 _BUFFERS = ("running_mean", "running_var", "inv_freq", "original_inv_freq")
-# Averaged copies of the weights, which no optimizer trains, under the keys that timm, torch.optim.swa_utils and
-# exponential-moving-average packages use.
-_COPY = re.compile(r"(?:^|[._])(?:ema|swa|shadow|averaged)(?:[._]|$)")
-# Of whole state dicts also: target networks, teachers, reference policies.
-_BESIDE = re.compile(r"(?:^|[._])(?:ema|swa|shadow|averaged|target|teacher|reference|ref)(?:[._]|$)")
-# Parts of names that wrappers add: DataParallel and DDP, torch.compile, FSDP, activation checkpoints, Lightning's
-# strategies, PEFT's adapter name (which its files leave out).
-_WRAPPERS = frozenset({
-    "module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "default",
-})  # fmt: skip
 _MAX_LEFT = 512  # names of one shape that are left, beyond which they are not tried
 _ROUNDS = 8  # of naming what is left by the order of the layers; each name may leave another id one choice
 _LEAST_KNOWN = 0.5  # share of the parameters whose shape a state tells, below which no order is accepted
@@ -160,19 +150,15 @@ def aligned(names: Iterable[str], held: Collection[str]) -> dict[str, str]:
     """Each name as the files with weights spell it: with or without the parts of wrappers, where that is unique."""
     spelled: dict[str, set[str]] = defaultdict(set)
     for name in held:
-        spelled[_bare(name)].add(name)
+        spelled[bare(name)].add(name)
     found = {}
     for name in names:
-        options = spelled.get(_bare(name), set())
+        options = spelled.get(bare(name), set())
         if name in options:
             found[name] = name
         elif len(options) == 1:
             found[name] = next(iter(options))
     return found
-
-
-def _bare(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 # -- by order ---------------------------------------------------------------------------------------------------------
@@ -204,7 +190,7 @@ def _by_order(
 
 
 def _is_beside(source: NameSource) -> bool:
-    return all(_BESIDE.search(name) for name, _ in source.names)
+    return all(is_beside(name) for name, _ in source.names)
 
 
 def _joined(sources: Sequence[NameSource]) -> NameSource:
@@ -238,7 +224,7 @@ def _deal(
 
 
 def _may_be_trained(name: str) -> bool:
-    return name.rpartition(".")[2] not in _BUFFERS and not _COPY.search(name)
+    return name.rpartition(".")[2] not in _BUFFERS and not is_average(name)
 
 
 def _how(source: NameSource, groups: int, way: str, left: int) -> str:

@@ -16,6 +16,7 @@ from gradforensics.evidence.folders import folded
 from gradforensics.evidence.pieces import Group, Places
 from gradforensics.evidence.readings import Reading
 from gradforensics.evidence.records import looks_like_metrics, read_records
+from gradforensics.logged_rates import at_every_step
 from gradforensics.tables import Evidence, Notice, Progress
 from gradforensics.untrusted.files import RegularFile
 
@@ -130,13 +131,9 @@ def _applied(evidence: Evidence) -> Callable[[int, int, ParameterGroup], Applied
     def between(first: int, last: int, group: ParameterGroup) -> Any:
         from gradforensics.checkpoints.pairs import Applied  # noqa: PLC0415  loaded only where there are checkpoints
 
-        series = evidence.series("lr")
-        if series is None or series.step_unit != "step" or len(series.good) < 2 or group.weight_decay is None:
+        rates = at_every_step(evidence, first, last)
+        if rates is None or group.weight_decay is None:
             return None
-        good = series.good
-        if good.steps[0] > first + max(1.0, good.cadence) or good.steps[-1] < last - max(1.0, good.cadence):
-            return None
-        rates = np.interp(np.arange(first + 1, last + 1), good.steps, good.values)
         decay = float(np.prod(1.0 - rates * group.weight_decay))
         return Applied(float(rates.sum()), decay)
 

@@ -6,15 +6,15 @@ Selected and added up from the tables of checkpoints; nothing is measured or jud
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from gradforensics import checkpoint_signals as saved
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.diagnosis.judge import Verdict
 from gradforensics.diagnosis.needs import OF_CHECKPOINTS
 from gradforensics.diagnosis.vocabulary import label
+from gradforensics.parameter_names import kind_of, layer_of, module_of
 from gradforensics.tables import Evidence, Series
 
 _STATES = ("exp_avg", "exp_avg_sq", "momentum")
@@ -172,46 +172,31 @@ _Key = tuple[int, str, int, str]
 
 def _key(name: str, shape: tuple[int, ...]) -> _Key:
     """Where a parameter's layer stands: embeddings first, then the stacks, then what has no layer."""
-    layer = saved.layer_of(name)
+    layer = layer_of(name)
     if layer is not None:
         stack, number = layer
         return 1, stack, number, f"{stack}.{number}".lstrip(".")
-    own = name.rpartition(".")[0] or name
-    return (0 if saved.kind_of(name, shape) == "embedding" else 2), own, 0, own
+    own = module_of(name)
+    return (0 if kind_of(name, shape) == "embedding" else 2), own, 0, own
 
 
 def _sums(evidence: Evidence, one: saved.Saved) -> dict[_Key, _Sums]:
     found: dict[_Key, _Sums] = {}
-    second = saved.states(evidence, "exp_avg_sq")
-    states = [saved.states(evidence, role) for role in _STATES]
-    corrected = _corrections(evidence, one)
-    for weight in saved.weights(evidence) or []:
-        if weight.checkpoint != one.path:
-            continue
+    second = saved.states_of(evidence, "exp_avg_sq", one.path)
+    states = [saved.states_of(evidence, role, one.path) for role in _STATES]
+    groups = saved.adam_groups_of(evidence, one.path)
+    for weight in saved.weights_by_checkpoint(evidence).get(one.path, []):
         sums = found.setdefault(_key(weight.name, weight.shape), _Sums())
-        label = weight.checkpoint, weight.name, weight.rank
+        label = weight.name, weight.rank
         sums.count += weight.count
         sums.squares += (weight.l2 or 0.0) ** 2
-        sums.nonfinite += weight.nonfinite + sum(_bad(part[label]) for part in states if label in part)
-        v, factor = second.get(label), corrected.get(weight.name)
-        if v is not None and v["mean"] is not None and v["mean"] >= 0 and factor:
-            sums.gradient += v["mean"] * v["count"] / factor
+        sums.nonfinite += weight.nonfinite + sum(saved.nonfinite(part[label]) for part in states if label in part)
+        v, group = second.get(label), groups.get(weight.name)
+        corrections = None if group is None else group.corrections
+        if v is not None and v["mean"] is not None and v["mean"] >= 0 and corrections is not None:
+            sums.gradient += v["mean"] * v["count"] / corrections[1]
             sums.gradients += v["count"]
     return found
-
-
-def _bad(row: Mapping[str, Any]) -> int:
-    return int(row["nan"] + row["posinf"] + row["neginf"])
-
-
-def _corrections(evidence: Evidence, one: saved.Saved) -> dict[str, float]:
-    """1 - beta2^t of every parameter whose group says beta2 and t."""
-    return {
-        name: 1.0 - group.betas[1] ** group.step_max
-        for group in saved.groups(evidence) or []
-        if group.checkpoint == one.path and saved.adam_like(group) and group.betas is not None and group.step_max
-        for name in group.names
-    }
 
 
 def _moved(
@@ -221,7 +206,7 @@ def _moved(
     pair = next((p for p in saved.pairs(evidence) or [] if p.first == before and p.last == after), None)
     if pair is None:
         return {}
-    norms = {w.name: w for w in saved.weights(evidence) or [] if before is not None and w.checkpoint == before.path}
+    norms = {w.name: w for w in saved.weights_by_checkpoint(evidence).get(pair.first.path, [])}
     sums: dict[_Key, list[float]] = {}
     for name, row in pair.rows.items():
         weight = norms.get(saved.plain(name))

@@ -146,6 +146,16 @@ def test_states_in_bfloat16_are_not_judged(tmp_path):
     assert isinstance(checks.clip_not_applied(logged(evidence, norm, max_grad_norm=1e-6), margin=0.01), Missing)
 
 
+def test_a_first_moment_that_is_no_number_leaves_nothing_to_recover(tmp_path):
+    trained(tmp_path, adamw)
+    for path in tmp_path.iterdir():
+        saved = torch.load(path)
+        saved["optimizer"]["state"][0]["exp_avg"][0, 0] = math.nan
+        torch.save(saved, path)
+    (evidence,) = gather([tmp_path])
+    assert isinstance(checks._recovered(evidence), Missing)
+
+
 def test_clipping_by_value_has_no_norm(tmp_path):
     evidence, _, norm = trained(tmp_path, adamw)
     logged(evidence, norm, max_grad_norm=1e-6, gradient_clip_algorithm="value")

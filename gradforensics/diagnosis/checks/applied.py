@@ -8,6 +8,7 @@ import numpy as np
 
 from gradforensics import applied_rates as ar
 from gradforensics import checkpoint_signals as cs
+from gradforensics import logged_rates
 from gradforensics.diagnosis import schedules
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.tables import Evidence, Series
@@ -140,22 +141,21 @@ def _schedules(evidence: Evidence, moving: float) -> list[Series] | Missing:
     return logs
 
 
-def _windows(evidence: Evidence, logs: Iterable[Series], step: int) -> list[ar.Window]:
+def _windows(evidence: Evidence, logs: Iterable[Series], step: int) -> list[logged_rates.Window]:
     """What the log tells of a step; with accumulation also of that many micro-steps, which some logs count."""
     accumulated = evidence.number("gradient_accumulation_steps") or 1.0
     places = {step, round(step * accumulated)} if accumulated > 1 else {step}
-    found = [ar.logged(log, place) for log in logs for place in sorted(places)]
+    found = [logged_rates.around(log, place) for log in logs for place in sorted(places)]
     return [window for window in found if window is not None]
 
 
-def _near(windows: Sequence[ar.Window], rate: float) -> float:
+def _near(windows: Sequence[logged_rates.Window], rate: float) -> float:
     """The logged rate that comes nearest."""
     return min((end for window in windows for end in window), key=lambda end: abs(end - rate))
 
 
 def _groups_of(evidence: Evidence, pair: cs.Pair) -> tuple[list[cs.Group], list[cs.Group]]:
-    found = cs.groups(evidence) or []
-    return [g for g in found if g.checkpoint == pair.first.path], [g for g in found if g.checkpoint == pair.last.path]
+    return cs.groups_of(evidence, pair.first.path), cs.groups_of(evidence, pair.last.path)
 
 
 def _rates(evidence: Evidence, pair: cs.Pair) -> list[float]:

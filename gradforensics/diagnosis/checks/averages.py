@@ -10,7 +10,6 @@ from gradforensics.checkpoint_signals import Average
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.tables import Evidence
 
-_EXACT = ("float32", "float64")
 _NO_COPY = "an averaged copy of the weights (EMA, SWA) beside them in a checkpoint"
 _NO_PAIR = "two checkpoints with an averaged copy between which the weights moved"
 
@@ -58,7 +57,7 @@ def _interval(
         first,
         last,
         bool(both) and all(a.fingerprint == b.fingerprint for a, b in both),
-        all(copy.measured in _EXACT for _, copy in both),
+        all(copy.measured in cs.FULL for _, copy in both),
         changed / elements if elements else 0.0,
         int(elements),
         max((live["rel_travel"] for live, _ in moves if live["rel_travel"] is not None), default=0.0),

@@ -7,13 +7,13 @@ from typing import Any
 
 import polars as pl
 
+from gradforensics.checkpoint_signals import HALF, nonfinite
 from gradforensics.checkpoints.adam import UNIT_ROUNDOFF
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.tables import Evidence
 
 _ROTARY = r"(?:^|[._])inv_freq$"
 _STATISTICS = r"(?:^|[._])running_(?:mean|var)$"
-_COARSE = ("bfloat16", "float16")
 _COLUMNS = ("checkpoint", "step", "name", "dtype", "nan", "posinf", "neginf", "source")
 
 
@@ -27,7 +27,7 @@ def rotary_frequencies_in_16_bits(evidence: Evidence) -> Answer:
     rows = _named(evidence, _ROTARY)
     if not rows:
         return Missing("frequencies of rotary embeddings (inv_freq) in a checkpoint: few models save them")
-    coarse = [row for row in rows if row["dtype"] in _COARSE]
+    coarse = [row for row in rows if row["dtype"] in HALF]
     if not coarse:
         return []
     first = coarse[0]
@@ -50,7 +50,7 @@ def norm_statistics_overflow(evidence: Evidence) -> Answer:
         return Missing("running statistics of a normalisation (running_var) in a checkpoint")
     bad: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        if row["dtype"] in _COARSE and _nonfinite(row):
+        if row["dtype"] in HALF and nonfinite(row):
             bad.setdefault(row["checkpoint"], []).append(row)
     broken = _with_bad_weights(evidence)
     bad = {path: part for path, part in bad.items() if path not in broken}
@@ -62,7 +62,7 @@ def norm_statistics_overflow(evidence: Evidence) -> Answer:
     before = max((step for step in good if first["step"] is not None and step < first["step"]), default=None)
     facts: dict[str, Fact] = {
         "checkpoint": path, "buffers": len(part), "dtype": first["dtype"], "checkpoints": len(bad),
-        "values": sum(_nonfinite(row) for row in part),
+        "values": sum(nonfinite(row) for row in part),
     }  # fmt: skip
     return [Hit(first["step"], before, "tensors", None, None, first["source"], None, first["name"], facts)]
 
@@ -76,10 +76,6 @@ def _named(evidence: Evidence, pattern: str) -> list[Mapping[str, Any]]:
         pl.col("role").is_in(["param", "buffer"]) & pl.col("name").str.contains(pattern) & pl.col("nan").is_not_null()
     )
     return list(found.sort("step", nulls_last=True, maintain_order=True).select(_COLUMNS).iter_rows(named=True))
-
-
-def _nonfinite(row: Mapping[str, Any]) -> int:
-    return int(row["nan"] + row["posinf"] + row["neginf"])
 
 
 def _with_bad_weights(evidence: Evidence) -> set[str]:

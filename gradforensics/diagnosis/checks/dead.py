@@ -11,17 +11,19 @@ from gradforensics.checkpoint_signals import (
     Saved,
     Weight,
     adam_like,
-    by_checkpoint,
     checkpoints,
-    groups,
+    groups_of,
     states,
+    states_of,
     weights,
+    weights_by_checkpoint,
 )
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
-from gradforensics.frozen_signals import chain, listed, module_of
+from gradforensics.frozen_signals import chain, listed
+from gradforensics.parameter_names import is_untrained, module_of
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
-from gradforensics.training_mask import is_adapter, is_copy, mask
+from gradforensics.training_mask import is_adapter, mask
 
 _WEIGHT = lazy(r"(?:^|\.)(?:weight|kernel|w\d?)$", re.IGNORECASE)
 # Modules that may be zero by design: gates and modulations, experts without tokens, zero convolutions, adapters.
@@ -40,7 +42,7 @@ def _is_zero_weight(weight: Weight) -> bool:
         and rest > 1
         and _WEIGHT.search(weight.name) is not None
         and not _MAY_BE_ZERO.search(weight.name)
-        and not is_copy(weight.name)
+        and not is_untrained(weight.name)
     )
 
 
@@ -48,7 +50,7 @@ class _Optimized:
     """One checkpoint whose states belong for certain to the parameters that they are named after."""
 
     def __init__(self, evidence: Evidence, saved: Saved, own: Sequence[Weight]) -> None:
-        mine = [group for group in groups(evidence) or [] if group.checkpoint == saved.path and group.names]
+        mine = [group for group in groups_of(evidence, saved.path) if group.names]
         self.saved, self.own = saved, own
         self.updates = max((group.step_max for group in mine if group.step_max is not None), default=0)
         self.adam = bool(mine) and all(adam_like(group) for group in mine)
@@ -67,22 +69,14 @@ class _Optimized:
 
 
 def _rows(evidence: Evidence, role: str, path: str) -> Mapping[str, Mapping[str, Any]]:
-    return evidence.once(("checks.dead.rows", role), lambda: _by_path(evidence, role)).get(path, {})
-
-
-def _by_path(evidence: Evidence, role: str) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """The states of one role that no rank holds a part of, by checkpoint and name."""
-    found: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for (path, name, rank), row in states(evidence, role).items():
-        if rank is None:
-            found.setdefault(path, {})[name] = row
-    return found
+    """The states of one role that no rank holds a part of, by name."""
+    return {name: row for (name, rank), row in states_of(evidence, role, path).items() if rank is None}
 
 
 def _optimized(evidence: Evidence, steps: float) -> Iterator[_Optimized]:
     """The checkpoints with Adam's moments under certain names after `steps` updates, in their order."""
     saved = {one.path: one for one in checkpoints(evidence) or []}
-    for path, own in by_checkpoint(weights(evidence) or []):
+    for path, own in weights_by_checkpoint(evidence).items():
         if path in saved and saved[path].naming in SURE:
             one = _Optimized(evidence, saved[path], own)
             if one.adam and one.updates >= steps and one.others_learn:
@@ -127,11 +121,10 @@ def zero_weights(evidence: Evidence, *, certainty: str, steps: float, pruned: fl
     more; else seen, as in one checkpoint of unknown step. No finding at a step below `steps`, where they may have been
     initialised so, and in pruned models: those in which more than the share `pruned` of the other weights is zero.
     """
-    found = weights(evidence)
-    if found is None:
+    if weights(evidence) is None:
         return Missing("tensors")
     hits = []
-    for path, own in by_checkpoint(found):
+    for path, own in weights_by_checkpoint(evidence).items():
         saved = next((one for one in checkpoints(evidence) or [] if one.path == path), None)
         zeros = [w for w in own if _is_zero_weight(w)]
         rest = [w for w in own if w.kind == "matrix" and w not in zeros]
@@ -164,8 +157,9 @@ def _persist(evidence: Evidence, saved: Saved, zeros: Sequence[Weight], steps: f
     if saved not in row:
         return False
     names = {w.name for w in zeros}
-    held = {n for (path, n, _) in states(evidence, "exp_avg_sq") if path == saved.path}
-    before = {w.name for w in weights(evidence) or [] if w.checkpoint in earlier and _is_zero_weight(w)}
+    held = {name for name, _ in states_of(evidence, "exp_avg_sq", saved.path)}
+    found = weights_by_checkpoint(evidence)
+    before = {w.name for path in earlier for w in found.get(path, []) if _is_zero_weight(w)}
     return bool(names & before) and (not held or bool(names & held))
 
 
@@ -224,22 +218,21 @@ def adapter_without_effect(evidence: Evidence, *, certainty: str, steps: float) 
     certainty: learned where the checkpoint is of step `steps` or later, unknown where no step is known: an adapter that
     was saved before training looks so. also_zero: how many of the A are zero too, which then block them.
     """
-    found = [w for w in weights(evidence) or [] if w.kind in ("lora_a", "lora_b") and w.count]
-    if not any(w.kind == "lora_b" for w in found):
+    if not any(w.kind == "lora_b" and w.count for w in weights(evidence) or []):
         return Missing("tensors of a low-rank adapter")
     hits, judged = [], False
-    for path, own in by_checkpoint(found):
+    for path, own in weights_by_checkpoint(evidence).items():
         saved = next((one for one in checkpoints(evidence) or [] if one.path == path), None)
         if saved is None or (saved.step is not None and saved.step < steps):
             continue
         if ("unknown" if saved.step is None else "learned") != certainty:
             continue
         judged = True
-        second = [w for w in own if w.kind == "lora_b"]
+        second = [w for w in own if w.kind == "lora_b" and w.count]
         if second and all(w.zero == w.count for w in second):
             known: dict[str, Fact] = {
                 "adapters": len(second), "names": listed([w.name for w in second]), "checkpoint": path,
-                "also_zero": sum(w.kind == "lora_a" and w.zero == w.count for w in own),
+                "also_zero": sum(w.kind == "lora_a" and w.count and w.zero == w.count for w in own),
             }  # fmt: skip
             hits.append(_hit(saved, second[0], 0.0, known))
     return hits if judged else Missing("an adapter after more updates")

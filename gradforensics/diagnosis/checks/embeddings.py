@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gradforensics import checkpoint_signals as cs
+from gradforensics import logged_rates
 from gradforensics.checkpoint_signals import SURE, Group, Saved, Weight
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.tables import Evidence
@@ -42,18 +43,17 @@ def _states(evidence: Evidence) -> list[_State] | Missing:
         return tables
     saved = {one.path: one for one in cs.checkpoints(evidence) or [] if one.naming in SURE}
     second = cs.states(evidence, "exp_avg_sq")
-    groups = {
-        (group.checkpoint, name): group
-        for group in cs.groups(evidence) or []
-        if cs.adam_like(group)
-        for name in group.names
-        if group.rank is None
-    }
     found: list[_State] = []
     for table in tables:
-        group, one = groups.get((table.checkpoint, table.name)), saved.get(table.checkpoint)
+        group, one = cs.adam_groups_of(evidence, table.checkpoint).get(table.name), saved.get(table.checkpoint)
         row: Mapping[str, Any] | None = second.get((table.checkpoint, table.name, None))
-        if group is not None and one is not None and row is not None and row["zero_rows"] is not None:
+        if (
+            group is not None
+            and group.rank is None
+            and one is not None
+            and row is not None
+            and row["zero_rows"] is not None
+        ):
             found.append(_State(table, one, group, row["zero_rows"], row["source"]))
     return found or Missing("Adam's states of a token embedding" if saved or not second else "checkpoints:named")
 
@@ -130,10 +130,7 @@ def _only_decayed(evidence: Evidence, first: _State, last: _State, share: float,
     if not 0 < b < a or steps <= 0 or last.unseen < max(1.0, share * last.table.shape[0]):
         return False
     rates = [rate for rate in (first.group.lr, last.group.lr) if rate is not None]
-    series = evidence.series("lr")
-    if series is not None:
-        inside = (series.good.steps > (first.saved.step or 0)) & (series.good.steps <= (last.saved.step or 0))
-        rates += [float(value) for value in series.good.values[inside]]
+    rates += logged_rates.between(evidence, first.saved.step or 0, last.saved.step or 0).tolist()
     decay = last.group.weight_decay or 0.0
     exponent = -math.log(b / a)
     low, high = (steps * decay * limit for limit in (min(rates, default=0.0), max(rates, default=0.0)))

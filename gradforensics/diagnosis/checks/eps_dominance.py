@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +10,9 @@ import numpy as np
 from gradforensics import checkpoint_signals as signals
 from gradforensics.checkpoint_signals import Group
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.parameter_names import kind_of
 from gradforensics.tables import Evidence
 
-_FULL = frozenset({"float32", "float64"})
 _ALIVE = 0.5  # of a tensor's elements: a tensor with fewer second moments above 0 is frozen, dead or seldom seen
 
 
@@ -42,12 +42,11 @@ def eps_dominates(
     table, saved = signals.moments(evidence), signals.checkpoints(evidence)
     if table is None or saved is None:
         return Missing("moments")
-    states, groups = signals.states_by_checkpoint(evidence, "exp_avg_sq"), signals.groups_by_checkpoint(evidence)
     hits: list[Hit] = []
     reasons: list[str] = []
     judged = False
     for one in saved:
-        found = _matrices(groups.get(one.path, []), states.get(one.path, []), table.get(one.path, []), steps)
+        found = _matrices(evidence, one.path, table.get(one.path, []), steps)
         if isinstance(found, str):
             reasons.append(found)
             continue
@@ -68,21 +67,30 @@ def eps_dominates(
 
 
 def _matrices(
-    groups: list[Group], moments: list[Mapping[str, Any]], rows: list[Mapping[str, Any]], steps: int
+    evidence: Evidence, checkpoint: str, rows: list[Mapping[str, Any]], steps: int
 ) -> tuple[float, list[_Matrix]] | str:
     """eps and the matrices of one checkpoint that had gradients; or why they cannot be judged, in plain words.
 
-    moments: the second ones, as rows of `tensors`; rows: of the table of moments.
+    rows: of the table of moments.
     """
+    groups = signals.groups_of(evidence, checkpoint)
     if not groups or not all(signals.adam_like(group) for group in groups):
         return "an optimizer whose formula is known: Adam or AdamW"
     eps = {group.eps for group in groups}
     if len(eps) > 1 or None in eps or not _seen(groups, steps):
         return f"one eps for all parameters, and states of at least {steps} updates"
-    states = {row["name"] if row["rank"] is None else f"{row['name']}@{row['rank']}": row for row in moments}
-    found = [matrix for row in rows if (matrix := _matrix(row, states)) is not None]
+    found = evidence.once(("eps_dominance", checkpoint), lambda: list(_found(evidence, checkpoint, rows)))
     constant = groups[0].eps
     return (constant, found) if found and constant is not None else "matrices with moments in float32"
+
+
+def _found(evidence: Evidence, checkpoint: str, rows: list[Mapping[str, Any]]) -> Iterator[_Matrix]:
+    held = signals.states_of(evidence, "exp_avg_sq", checkpoint)
+    states = {signals.labelled(name, rank): row for (name, rank), row in held.items()}
+    for row in rows:
+        matrix = _matrix(row, states)
+        if matrix is not None:
+            yield matrix
 
 
 def _seen(groups: list[Group], steps: int) -> bool:
@@ -93,11 +101,11 @@ def _matrix(row: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]) -> 
     """The matrix of a row of moments; a state whose parameter is not known is called by the path of its keys."""
     name = row["name"]
     state = states.get(name) or states.get(f"{name}.exp_avg_sq")
-    if state is None or row["below_eps"] is None or row["update_rms"] is None or state["dtype"] not in _FULL:
+    if state is None or row["below_eps"] is None or row["update_rms"] is None or state["dtype"] not in signals.FULL:
         return None
     shape = tuple(state["shape"])
     alive = state["count"] - state["zero"]
-    if len(shape) < 2 or signals.kind_of(signals.plain(name), shape) == "embedding" or alive < _ALIVE * state["count"]:
+    if len(shape) < 2 or kind_of(signals.plain(name), shape) == "embedding" or alive < _ALIVE * state["count"]:
         return None
     return _Matrix(name, alive, max(row["below_eps"] * row["count"] - state["zero"], 0.0), row["update_rms"])
 

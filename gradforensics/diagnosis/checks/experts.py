@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from gradforensics import checkpoint_signals as cs
-from gradforensics.checkpoint_signals import SURE, Group, Saved
+from gradforensics.checkpoint_signals import SURE, Saved
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
@@ -54,6 +53,10 @@ class _Layer:
 
 def _layers(evidence: Evidence) -> list[_Layer] | Missing:
     """Every layer whose experts have Adam states with certain names, in the order of the checkpoints."""
+    return evidence.once("experts.layers", lambda: _find_layers(evidence))
+
+
+def _find_layers(evidence: Evidence) -> list[_Layer] | Missing:
     saved = cs.checkpoints(evidence)
     if saved is None:
         return Missing("tensors")
@@ -61,16 +64,17 @@ def _layers(evidence: Evidence) -> list[_Layer] | Missing:
     if not any(_EXPERT.search(name) for _, name, _ in second):
         fused = any(_FUSED.search(name) for _, name, _ in second)
         return Missing("the experts of a layer are one tensor: no statistics of each" if fused else _NO_EXPERTS)
-    groups = {path: list(part) for path, part in _by_path(cs.groups(evidence) or [])}
     found: dict[tuple[str, str], _Layer] = {}
     order = {one.path: one for one in saved if one.naming in SURE}
     for (path, name, rank), row in second.items():
         expert = _EXPERT.search(name)
-        group = None if expert is None or path not in order else _group_of(groups.get(path, []), name)
+        group = None if expert is None or path not in order else cs.adam_groups_of(evidence, path).get(name)
         moment = first.get((path, name, rank))
-        if expert is None or group is None or group.betas is None or moment is None or _bad(row) or _bad(moment):
+        if expert is None or group is None or group.betas is None or moment is None:
             continue
-        where = expert[1] if rank is None else f"{expert[1]}@{rank}"
+        if cs.nonfinite(row) or cs.nonfinite(moment):
+            continue
+        where = cs.labelled(expert[1], rank)
         steps = group.step_max or order[path].step or 0
         layer = found.setdefault((path, where), _Layer(order[path], where, steps, group.betas))
         one = layer.experts.setdefault(int(expert[2]), _Expert(tensor=name, source=row["source"]))
@@ -80,22 +84,6 @@ def _layers(evidence: Evidence) -> list[_Layer] | Missing:
     if not found:
         return Missing("Adam states of experts" if order else "checkpoints:named")
     return list(found.values())
-
-
-def _by_path(groups: list[Group]) -> Iterator[tuple[str, list[Group]]]:
-    parts: dict[str, list[Group]] = {}
-    for group in groups:
-        parts.setdefault(group.checkpoint, []).append(group)
-    yield from parts.items()
-
-
-def _group_of(groups: list[Group], name: str) -> Group | None:
-    """The group of a parameter, where Adam's formulas hold for it."""
-    return next((group for group in groups if cs.adam_like(group) and name in group.names), None)
-
-
-def _bad(row: Mapping[str, Any]) -> bool:
-    return bool(row["nan"] + row["posinf"] + row["neginf"])
 
 
 def _idle(layer: _Layer, expert: _Expert, usual: float) -> float:
@@ -205,7 +193,7 @@ def experts_without_state(evidence: Evidence, *, steps: float, share: float) -> 
     for group in cs.groups(evidence) or []:
         for name in group.names:
             if expert := _EXPERT.search(name):
-                where = expert[1] if group.rank is None else f"{expert[1]}@{group.rank}"
+                where = cs.labelled(expert[1], group.rank)
                 held.setdefault((group.checkpoint, where), set()).add(int(expert[2]))
     hits: list[Hit] = []
     for layer in layers:

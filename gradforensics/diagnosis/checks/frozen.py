@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
+from gradforensics import logged_rates
 from gradforensics.checkpoint_signals import (
+    FULL,
     SURE,
     Group,
     Pair,
@@ -16,27 +18,27 @@ from gradforensics.checkpoint_signals import (
     adam_like,
     checkpoints,
     facts,
-    groups,
+    groups_of,
     moments,
     pairs,
-    states,
+    states_of,
 )
+from gradforensics.checkpoints.adam import UNIT_ROUNDOFF
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.frozen_signals import (
     Cut,
     Standing,
     cut,
     listed,
-    module_of,
     never_trained,
     pure_decay,
     standing,
     weights_of,
 )
+from gradforensics.parameter_names import module_of
 from gradforensics.tables import Evidence
 from gradforensics.training_mask import Held, distinct, held, mask
 
-_FULL_PRECISION = frozenset({"float32", "float64"})
 _FROZEN_FACTS = ["frozen", "parameters", "module", "before", "names", "first_step", "last_step"]
 
 Finding: TypeAlias = Literal["proven", "untrained", "possible", "left_out", "no_gradient"]
@@ -104,7 +106,7 @@ def _look(evidence: Evidence, steps: float) -> _Still | Missing | None:
     without = has is not None and (
         set(names) <= has.stateless_names if has.stateless_names is not None else has.stateless == len(names)
     )
-    if not without and any(w.measured not in _FULL_PRECISION for w in of.frozen):
+    if not without and any(w.measured not in FULL for w in of.frozen):
         return Missing("whether rounding keeps these low-precision weights where they are (see GF13)")
     return _found(of, names, has, without=without, known=said.known, evidence=evidence)
 
@@ -175,7 +177,7 @@ def updates_never_reach_weights(evidence: Evidence, *, steps: float, felt: float
         if updates is None or updates < steps or not lr:
             continue
         own = weights_of(evidence, pair.last.path)
-        if not own or any(w.nonfinite or w.measured not in _FULL_PRECISION for w in own):
+        if not own or any(w.nonfinite or w.measured not in FULL for w in own):
             continue
         judged = True
         still = pair.rows and all(row["changed"] == 0 for row in pair.rows.values())
@@ -190,18 +192,16 @@ def updates_never_reach_weights(evidence: Evidence, *, steps: float, felt: float
 
 
 def _groups_of(evidence: Evidence, saved: Saved) -> list[Group]:
-    return [group for group in groups(evidence) or [] if group.checkpoint == saved.path and group.names]
+    return [group for group in groups_of(evidence, saved.path) if group.names]
 
 
 def _rate(evidence: Evidence, pair: Pair) -> float | None:
     """A rate that was surely applied in the steps between: held by both optimizers, or logged."""
     rates = [[g.lr for g in _groups_of(evidence, one)] for one in (pair.first, pair.last)]
     held_by = [min((lr for lr in part if lr is not None), default=0.0) for part in rates]
-    series = evidence.series("lr")
-    if series is not None and pair.first.step is not None and pair.last.step is not None:
-        inside = series.good.values[(series.good.steps > pair.first.step) & (series.good.steps <= pair.last.step)]
-        if len(inside):
-            return float(inside.max()) if float(inside.min()) > 0 else None
+    logged = logged_rates.between(evidence, pair.first.step or 0, pair.last.step or 0)
+    if len(logged):
+        return float(logged.max()) if float(logged.min()) > 0 else None
     return min(held_by)
 
 
@@ -216,9 +216,7 @@ def _updates(evidence: Evidence, pair: Pair) -> int | None:
 
 def _live(evidence: Evidence, pair: Pair) -> bool:
     """Whether every second moment is positive somewhere, and some changed."""
-    found = states(evidence, "exp_avg_sq")
-    first = {(n, r): row for (path, n, r), row in found.items() if path == pair.first.path}
-    last = {(n, r): row for (path, n, r), row in found.items() if path == pair.last.path}
+    first, last = (states_of(evidence, "exp_avg_sq", one.path) for one in (pair.first, pair.last))
     positive = [row for row in last.values() if (row["max"] or 0.0) > 0]
     changed = any(k in first and first[k]["fingerprint"] != row["fingerprint"] for k, row in last.items())
     return bool(positive) and changed
@@ -228,7 +226,7 @@ def _would_show(evidence: Evidence, pair: Pair, own: Sequence[Weight], lr: float
     """Whether an update of the usual size of these moments is larger than the rounding of the largest weight."""
     sizes = [row["update_rms"] for row in (moments(evidence) or {}).get(pair.last.path, []) if row["update_rms"]]
     largest = max((max(-(w.min or 0.0), w.max or 0.0) for w in own), default=0.0)
-    return bool(sizes) and lr * max(sizes) > felt * 2.0**-24 * largest
+    return bool(sizes) and lr * max(sizes) > felt * UNIT_ROUNDOFF["float32"] * largest
 
 
 # -- a gradient of exactly zero ---------------------------------------------------------------------------------------
@@ -275,11 +273,7 @@ def _zero_moments(evidence: Evidence, steps: float) -> Answer:
 def _silent(evidence: Evidence, saved: Saved) -> set[str]:
     """Parameters of which both moments are zero in every element."""
     parts = [
-        {
-            n
-            for (path, n, _), row in states(evidence, role).items()
-            if path == saved.path and row["zero"] == row["count"]
-        }
+        {name for (name, _), row in states_of(evidence, role, saved.path).items() if row["zero"] == row["count"]}
         for role in ("exp_avg", "exp_avg_sq")
     ]
     return parts[0] & parts[1]
@@ -287,8 +281,8 @@ def _silent(evidence: Evidence, saved: Saved) -> set[str]:
 
 def _gradients(evidence: Evidence, saved: Saved) -> set[str]:
     """Parameters with a second moment above zero."""
-    found = states(evidence, "exp_avg_sq").items()
-    return {n for (path, n, _), row in found if path == saved.path and (row["max"] or 0.0) > 0}
+    found = states_of(evidence, "exp_avg_sq", saved.path).items()
+    return {name for (name, _), row in found if (row["max"] or 0.0) > 0}
 
 
 def _only_decay(evidence: Evidence, steps: float, spread: float, off: float) -> Answer:

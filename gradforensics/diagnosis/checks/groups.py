@@ -11,6 +11,7 @@ import polars as pl
 from gradforensics import checkpoint_signals as cs
 from gradforensics.applied_rates import PAIR
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.parameter_names import layer_of
 from gradforensics.tables import Evidence
 
 _NO_PAIR = "groups of two checkpoints of one optimizer"
@@ -32,11 +33,8 @@ def _held(evidence: Evidence, *, named: bool = True) -> list[_Held]:
 
 
 def _holding(evidence: Evidence, *, named: bool) -> Iterator[_Held]:
-    found: dict[str, list[cs.Group]] = {}
-    for group in cs.groups(evidence) or []:
-        found.setdefault(group.checkpoint, []).append(group)
     for one in cs.checkpoints(evidence) or []:
-        groups = found.get(one.path)
+        groups = cs.groups_of(evidence, one.path)
         if groups and one.complete is not False and (one.naming in cs.SURE or not named):
             yield _Held(one, tuple(groups), _by_name(groups))
 
@@ -267,7 +265,7 @@ def _stepped(evidence: Evidence, held: _Held) -> bool:
 def _seen_decaying(evidence: Evidence, path: str, name: str, group: cs.Group) -> bool:
     """Whether a pair with this checkpoint shows half of a group's decay or more in a parameter."""
     for pair in cs.pairs(evidence) or []:
-        row = pair.rows.get(name if group.rank is None else f"{name}@{group.rank}")
+        row = pair.rows.get(cs.labelled(name, group.rank))
         if row is None or path not in (pair.first.path, pair.last.path) or row["recovered_wd"] is None:
             continue
         if row["recovered_wd"] - row["wd_error"] > 0.5 * (group.weight_decay or 0.0):
@@ -299,7 +297,7 @@ def _layers(held: _Held) -> dict[str, dict[int, float]]:
     """The rate of every layer by its stack; layers whose parameters have several are left out."""
     found: dict[str, dict[int, set[float]]] = {}
     for name, group in held.of.items():
-        layer, rate = cs.layer_of(name), group.values.get("initial_lr", group.lr)
+        layer, rate = layer_of(name), group.values.get("initial_lr", group.lr)
         if layer is not None and isinstance(rate, (int, float)) and rate > 0:
             found.setdefault(layer[0], {}).setdefault(layer[1], set()).add(float(rate))
     return {stack: _only(layers) for stack, layers in found.items()}

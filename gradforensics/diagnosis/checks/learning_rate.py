@@ -163,10 +163,10 @@ def weights_hardly_travel(
         return Missing("travels")
     if peak <= 0:
         return []
-    if any(w.measured in ("bfloat16", "float16") for w in known):
+    if any(w.measured in cs.HALF for w in known):
         return Missing("weights in float32: in a shorter type it is rounding that holds them")
     span = max(int(loss.steps[-1]), int(lr.steps[-1]), *(pair.last.step or 0 for pair in found))
-    sizes = {(w.checkpoint, w.name if w.rank is None else f"{w.name}@{w.rank}"): w.l2 or 0.0 for w in known}
+    sizes = {(w.checkpoint, cs.labelled(w.name, w.rank)): w.l2 or 0.0 for w in known}
     best: tuple[float, int, int, cs.Saved] | None = None
     for chain in _at_full_rate(found, lr, late * peak):
         first, last = chain[0].first.step or 0, chain[-1].last.step or 0

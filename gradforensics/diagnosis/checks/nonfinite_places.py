@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradforensics import checkpoint_signals
-from gradforensics.checkpoint_signals import Saved, kind_of, layer_of
+from gradforensics.checkpoint_signals import Saved, nonfinite
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.parameter_names import kind_of, layer_of
 from gradforensics.tables import Evidence
 
 _FEWEST = 2  # layers of a stack in which there is a before and a behind
@@ -36,10 +37,6 @@ class _Spread:
     rows: Mapping[str, Mapping[str, Any]]
 
 
-def _nonfinite(row: Mapping[str, Any]) -> int:
-    return int(row["nan"] + row["posinf"] + row["neginf"])
-
-
 def _spread(evidence: Evidence) -> _Spread | Missing | None:
     """None where no first moment is bad, or all are in the first checkpoint that holds a bad one."""
     return evidence.once("nonfinite_places.spread", lambda: _first_bad(evidence))
@@ -47,14 +44,13 @@ def _spread(evidence: Evidence) -> _Spread | Missing | None:
 
 def _first_bad(evidence: Evidence) -> _Spread | Missing | None:
     saved = checkpoint_signals.checkpoints(evidence)
-    found = checkpoint_signals.states_of(evidence, "exp_avg")
-    if saved is None or not found:
+    if saved is None or not checkpoint_signals.states(evidence, "exp_avg"):
         return Missing("first moments of an optimizer in a checkpoint")
     before: Saved | None = None
     for one in saved:
-        mine = found.get(one.path, [])
+        mine = checkpoint_signals.states_of(evidence, "exp_avg", one.path).values()
         rows = {row["name"]: row for row in mine}
-        bad = frozenset(row["name"] for row in mine if _nonfinite(row))
+        bad = frozenset(row["name"] for row in mine if nonfinite(row))
         if bad:
             if one.path not in checkpoint_signals.sure(evidence):
                 return Missing("checkpoints:named")
@@ -70,7 +66,7 @@ def _hit(spread: _Spread, place: str, tensor: str) -> Hit:
         "place": place,
         "bad": len(spread.bad),
         "good": len(spread.good),
-        "values": sum(map(_nonfinite, spread.rows.values())),
+        "values": sum(map(nonfinite, spread.rows.values())),
         "last_finite": "none" if spread.before is None else spread.before.path,
     }
     after = None if spread.before is None else spread.before.step

@@ -98,7 +98,7 @@ def _weights(evidence: Evidence) -> tuple[Width, str] | None:
     in float32 say more than settings.
     """
     kept = signals.weights(evidence)
-    if kept and all(weight.measured in ("float32", "float64") for weight in kept):
+    if kept and all(weight.measured in signals.FULL for weight in kept):
         return "fp32", "checkpoints"
     found = precision(evidence)
     if found is not None and found.form == "pure" and not _keeps_masters(evidence):

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gradforensics import checkpoint_signals
-from gradforensics.checkpoint_signals import Group, Pair, adam_like, plain
+from gradforensics.checkpoint_signals import FULL, Group, Pair, adam_like, nonfinite, plain
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.tables import Evidence, Series
 
 _PLAIN_ERROR = 1e-3  # of v: above, the two states are not one update apart by their betas
-_EXACT_TYPES = ("float32", "float64")  # bfloat16 loses percents of a gradient in the difference of two moments
-_INEXACT = "first moments of Adam in float32 in two checkpoints one update apart, and no decay within the gradient"
+_NO_PAIR = "two checkpoints one update apart with all of Adam's states in float32, and no decay within the gradient"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ def _recovered(evidence: Evidence) -> list[_Recovered] | Missing:
 
 def _recover(evidence: Evidence) -> Iterator[_Recovered]:
     for pair in checkpoint_signals.pairs(evidence) or []:
-        groups = [g for g in checkpoint_signals.groups(evidence) or [] if g.checkpoint == pair.last.path]
+        groups = checkpoint_signals.groups_of(evidence, pair.last.path)
         if pair.one_update and groups and all(map(_uncoupled, groups)) and _exact(evidence, pair):
             found = _norms(pair, groups)
             if found is not None:
@@ -58,16 +57,17 @@ def _uncoupled(group: Group) -> bool:
 
 
 def _exact(evidence: Evidence, pair: Pair) -> bool:
-    """Whether the first moments of both are finite, exact enough, and of one process or shards that do not overlap."""
+    """Whether the first moments of both are finite, exact enough, and of one process or shards that do not overlap.
+
+    bfloat16 loses percents of a gradient in the difference of two moments.
+    """
     rows = [
         row
         for path in (pair.first.path, pair.last.path)
-        for row in checkpoint_signals.states_of(evidence, "exp_avg").get(path, [])
+        for row in checkpoint_signals.states_of(evidence, "exp_avg", path).values()
     ]
     return bool(rows) and all(
-        row["dtype"] in _EXACT_TYPES
-        and not row["nan"] + row["posinf"] + row["neginf"]
-        and (row["rank"] is None or row["placement"] == "sharded")
+        row["dtype"] in FULL and not nonfinite(row) and (row["rank"] is None or row["placement"] == "sharded")
         for row in rows
     )
 

@@ -11,6 +11,7 @@ import polars as pl
 from gradforensics import checkpoint_signals as cs
 from gradforensics.diagnosis.checks.replicas import replicated
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.parameter_names import kind_of
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
 
@@ -58,7 +59,7 @@ def _held_whole(name: str, shape: tuple[int, ...]) -> bool:
     """Whether every tensor-parallel rank holds this parameter whole, by its name."""
     if _PERHAPS_SHARDED.search(name):
         return False
-    return cs.kind_of(name, shape) == "norm" or bool(_NORM_BIAS.search(name) or _ROW_BIAS.search(name))
+    return kind_of(name, shape) == "norm" or bool(_NORM_BIAS.search(name) or _ROW_BIAS.search(name))
 
 
 def _sets(evidence: Evidence, where: str) -> list[_Set]:

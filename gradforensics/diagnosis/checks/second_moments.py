@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from gradforensics import checkpoint_signals
-from gradforensics.checkpoint_signals import Group, Pair, Saved, adam_like, kind_of, layer_of, plain
+from gradforensics.checkpoint_signals import Group, Pair, Saved, adam_like, plain
 from gradforensics.diagnosis.checks.dynamics import joint_spikes, warm_up_ends
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.parameter_names import kind_of, layer_of
 from gradforensics.patterns import lazy
 from gradforensics.spike_signals import Spike
 from gradforensics.tables import Evidence, Series
@@ -125,7 +126,7 @@ def _find_stacks(evidence: Evidence, layers: int) -> dict[str, list[_Depth]] | M
     small = _below_eps(evidence)
     found: dict[str, list[_Depth]] = {}
     for one in saved:
-        groups = _groups(evidence, one)
+        groups = checkpoint_signals.adam_groups_of(evidence, one.path)
         if one.path not in checkpoint_signals.sure(evidence) or not groups:
             continue
         for stack, kinds in _by_stack(evidence, one, groups).items():
@@ -133,12 +134,6 @@ def _find_stacks(evidence: Evidence, layers: int) -> dict[str, list[_Depth]] | M
             if depth is not None:
                 found.setdefault(stack, []).append(depth)
     return found or Missing(_NO_STATES)
-
-
-def _groups(evidence: Evidence, saved: Saved) -> dict[str, Group]:
-    """Adam's groups of one checkpoint by the names of their parameters."""
-    mine = [g for g in checkpoint_signals.groups(evidence) or [] if g.checkpoint == saved.path and adam_like(g)]
-    return {name: group for group in mine for name in group.names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +152,16 @@ def _by_stack(evidence: Evidence, saved: Saved, groups: Mapping[str, Group]) -> 
 
     A kind with a tensor whose gradients are exactly 0 is left out: that is no fading (GF10).
     """
-    first = checkpoint_signals.states(evidence, "exp_avg")
+    first = checkpoint_signals.states_of(evidence, "exp_avg", saved.path)
     kinds: dict[tuple[str, str, tuple[int, ...]], dict[str, list[tuple[Any, Any]]]] = {}
-    for row in checkpoint_signals.states_of(evidence, "exp_avg_sq").get(saved.path, []):
-        name, shape = row["name"], tuple(row["shape"] or ())
+    for (name, rank), row in checkpoint_signals.states_of(evidence, "exp_avg_sq", saved.path).items():
+        shape = tuple(row["shape"] or ())
         place = layer_of(name)
         if place is None or name not in groups or row["dtype"] not in _TYPES:
             continue
         if kind_of(name, shape) == "matrix":
             kind = place[0], _FIRST.sub("*", name, count=1), shape
-            kinds.setdefault(kind, {}).setdefault(name, []).append((row, first.get((saved.path, name, row["rank"]))))
+            kinds.setdefault(kind, {}).setdefault(name, []).append((row, first.get((name, rank))))
     found: dict[str, list[list[_Layer]]] = {}
     for (stack, _, _), rows in kinds.items():
         layers = [_layer(name, parts, groups[name]) for name, parts in rows.items()]
@@ -177,15 +172,14 @@ def _by_stack(evidence: Evidence, saved: Saved, groups: Mapping[str, Group]) -> 
 
 def _layer(name: str, parts: Sequence[tuple[Any, Any]], group: Group) -> _Layer | None:
     """The gradients of one matrix; `parts`: rows of v and m, for each rank. None where they are 0 or not finite."""
-    place = layer_of(name)
-    updates = group.step_max
-    if place is None or updates is None or updates < 1 or group.betas is None:
+    place, updates, corrections = layer_of(name), group.step_max, group.corrections
+    if place is None or updates is None or corrections is None:
         return None
     count = sum(row["count"] for row, _ in parts)
-    square = _mean([(row["count"], row["mean"]) for row, _ in parts], count) / (1 - group.betas[1] ** updates)
+    square = _mean([(row["count"], row["mean"]) for row, _ in parts], count) / corrections[1]
     if square < _FAINT:
         moments = [(m["count"], m["l2"] ** 2 / m["count"]) for _, m in parts if m is not None and m["l2"] is not None]
-        square = _mean(moments, count) / (1 - group.betas[0] ** updates) ** 2
+        square = _mean(moments, count) / corrections[0] ** 2
     if not 0 < square < math.inf:
         return None
     return _Layer(place[1], name, math.log10(square) / 2, updates, parts[0][0]["source"])
@@ -304,7 +298,7 @@ def _find_lags(evidence: Evidence) -> list[_Lag]:
     shapes = {(one.checkpoint, one.name): one.kind for one in checkpoint_signals.weights(evidence) or []}
     found: list[_Lag] = []
     for pair in checkpoint_signals.pairs(evidence) or []:
-        groups = _groups(evidence, pair.last)
+        groups = checkpoint_signals.adam_groups_of(evidence, pair.last.path)
         rows = {
             name: row["rms_t"]
             for name, row in pair.rows.items()
@@ -411,9 +405,9 @@ class _Sum:
 def _sums(evidence: Evidence) -> list[_Sum]:
     found: list[_Sum] = []
     for saved in checkpoint_signals.checkpoints(evidence) or []:
-        groups = [g for g in checkpoint_signals.groups(evidence) or [] if g.checkpoint == saved.path]
+        groups = checkpoint_signals.groups_of(evidence, saved.path)
         betas = {g.betas for g in groups}
-        rows = checkpoint_signals.states_of(evidence, "exp_avg_sq").get(saved.path, [])
+        rows = list(checkpoint_signals.states_of(evidence, "exp_avg_sq", saved.path).values())
         if not rows or not groups or not all(map(adam_like, groups)) or len(betas) != 1 or saved.step is None:
             continue
         (pair,) = betas

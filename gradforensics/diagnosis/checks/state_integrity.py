@@ -13,7 +13,19 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from gradforensics.checkpoint_signals import Pair, adam_like, apart, checkpoints, groups, moments, pairs, states
+from gradforensics.checkpoint_signals import (
+    FULL,
+    Pair,
+    adam_like,
+    checkpoints,
+    groups,
+    groups_of,
+    labelled,
+    moments,
+    pairs,
+    states,
+    states_of,
+)
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.tables import Evidence
 
@@ -135,7 +147,7 @@ def _second_moments(evidence: Evidence) -> Iterator[tuple[tuple[str, str], str]]
     """Checkpoint and label in the table of moments, and the element type of v."""
     for (path, name, rank), row in states(evidence, "exp_avg_sq").items():
         own = row["key"].rpartition(".")[0] if row["key"] and row["key"] == name else name
-        yield (path, own if rank is None else f"{own}@{rank}"), row["dtype"]
+        yield (path, labelled(own, rank)), row["dtype"]
 
 
 # -- states of another parameter --------------------------------------------------------------------------------------
@@ -199,18 +211,6 @@ def second_moments_not_continued(evidence: Evidence, *, tolerance: float) -> Ans
     return hits if judged else Missing("two checkpoints of one training with Adam states in float32")
 
 
-def _sizes(evidence: Evidence, path: str) -> Mapping[tuple[str, int | None], Mapping[str, Any]]:
-    """The second moments of one checkpoint as rows of `tensors`, by name and rank."""
-
-    def read() -> dict[str, dict[tuple[str, int | None], Mapping[str, Any]]]:
-        found: dict[str, dict[tuple[str, int | None], Mapping[str, Any]]] = {}
-        for (held, name, rank), row in states(evidence, "exp_avg_sq").items():
-            found.setdefault(held, {})[name, rank] = row
-        return found
-
-    return evidence.once("state_integrity.sizes", read).get(path, {})
-
-
 class _Aged(NamedTuple):
     """A second moment in two checkpoints: share: its norm, of the least that it can have after so many updates."""
 
@@ -221,14 +221,14 @@ class _Aged(NamedTuple):
 
 
 def _aged(evidence: Evidence, pair: Pair) -> Iterator[_Aged]:
-    sizes, older = _sizes(evidence, pair.last.path), _sizes(evidence, pair.first.path)
+    sizes, older = (states_of(evidence, "exp_avg_sq", one.path) for one in (pair.last, pair.first))
     first, last = (_hyper_of(evidence, path) for path in (pair.first.path, pair.last.path))
     for (name, rank), row in sizes.items():
         old, then, now = older.get((name, rank)), first.get((name, rank)), last.get((name, rank))
         if old is None or then is None or now is None or then.beta2 != now.beta2:
             continue
         updates, comparable = now.step - then.step, old["shape"] == row["shape"] and old["dtype"] == row["dtype"]
-        if updates < 1 or not comparable or row["dtype"] not in ("float32", "float64") or not old["l2"]:
+        if updates < 1 or not comparable or row["dtype"] not in FULL or not old["l2"]:
             continue
         if row["l2"] is None or row["nan"] or not _went_on(pair, then.step, now.step):
             continue
@@ -249,7 +249,7 @@ def _named_alike(evidence: Evidence, pair: Pair) -> bool:
     if pair.first.naming == pair.last.naming == "exact":
         return True
     orders = [
-        [(group.rank, group.number, group.names) for group in groups(evidence) or [] if group.checkpoint == path]
+        [(group.rank, group.number, group.names) for group in groups_of(evidence, path)]
         for path in (pair.first.path, pair.last.path)
     ]
     return pair.named and orders[0] == orders[1]
@@ -272,9 +272,8 @@ def _hyper_of(evidence: Evidence, path: str) -> dict[tuple[str, int | None], _Co
     """beta2 and counter of every parameter of a checkpoint whose group has one of each."""
     return {
         (name, group.rank): _Counted(group.betas[1], group.step_max)
-        for group in groups(evidence) or []
-        if group.checkpoint == path
-        and adam_like(group)
+        for group in groups_of(evidence, path)
+        if adam_like(group)
         and group.betas is not None
         and 0.0 < group.betas[1] < 1.0
         and group.step_max is not None
@@ -284,10 +283,10 @@ def _hyper_of(evidence: Evidence, path: str) -> dict[tuple[str, int | None], _Co
 
 
 def _aged_hit(evidence: Evidence, pair: Pair, worst: _Aged, count: int, judged: int) -> Hit:
-    mine = _sizes(evidence, pair.last.path)[worst.name, worst.rank]
+    mine = states_of(evidence, "exp_avg_sq", pair.last.path)[worst.name, worst.rank]
     alike = {
         name: row["l2"]
-        for (name, rank), row in _sizes(evidence, pair.first.path).items()
+        for (name, rank), row in states_of(evidence, "exp_avg_sq", pair.first.path).items()
         if rank == worst.rank and row["shape"] == mine["shape"] and row["l2"]
     }
     nearest = min(alike, key=lambda name: abs(math.log(alike[name] / (mine["l2"] or _FAINT))))

@@ -132,9 +132,9 @@ def _may_have_skipped(evidence: Evidence, one: Counters) -> bool:
 
 def _same_moments(evidence: Evidence, before: Counters, after: Counters) -> bool:
     """Whether the first moments of two checkpoints are the same bytes: no step was made in between."""
-    found = cs.states(evidence, "exp_avg").items()
     first, last = (
-        {key[1:]: row["fingerprint"] for key, row in found if key[0] == one.saved.path} for one in (before, after)
+        {key: row["fingerprint"] for key, row in cs.states_of(evidence, "exp_avg", one.saved.path).items()}
+        for one in (before, after)
     )
     return bool(first) and first == last
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -11,13 +10,15 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from gradforensics import checkpoint_signals as signals
+from gradforensics import logged_rates
 from gradforensics.checkpoint_signals import Group, Pair, Saved, Weight
+from gradforensics.checkpoints.adam import UNIT_ROUNDOFF
 from gradforensics.diagnosis.checks.precision import precision
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
 
-_HALF_SPACING = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
+_HALF_SPACING = {name: UNIT_ROUNDOFF[name] / 2 for name in signals.HALF}
 """Half of the distance to the next number below a power of two, as a share of it: a smaller change is always lost."""
 
 # What gives back to the weights what rounding took, by its name among the states and among the settings
@@ -48,28 +49,25 @@ def _coarse(evidence: Evidence) -> dict[str, _Judged] | Missing:
 
 
 def _all_coarse(evidence: Evidence) -> dict[str, _Judged] | Missing:
-    found, saved = signals.weights(evidence), signals.checkpoints(evidence)
+    found, saved = signals.weights_by_checkpoint(evidence), signals.checkpoints(evidence)
     if not found or saved is None:
         return Missing("tensors")
-    by_path = {one.path: one for one in saved}
-    return {
-        path: _judge(evidence, by_path[path], part) for path, part in signals.by_checkpoint(found) if path in by_path
-    }
+    return {one.path: _judge(evidence, one, found[one.path]) for one in saved if one.path in found}
 
 
 def _judge(evidence: Evidence, saved: Saved, weights: list[Weight]) -> _Judged:
     """Whether what the optimizer updates is kept in 16 bits for certain."""
-    states = signals.states_by_checkpoint(evidence, "exp_avg_sq").get(saved.path, [])
+    states = list(signals.states_of(evidence, "exp_avg_sq", saved.path).values())
     trained = _trained(weights, states)
     # a master is measured in place of its weight, or lies beside weights that it was not matched with
-    masters = signals.states_by_checkpoint(evidence, "master")
-    if saved.path in masters or not any(w.measured in _HALF_SPACING for w in (weights if trained is None else trained)):
+    masters = signals.states_of(evidence, "master", saved.path)
+    if masters or not any(w.measured in _HALF_SPACING for w in (weights if trained is None else trained)):
         return None
     if not states:
         return Missing("the state of the optimizer beside weights in 16 bits")
     if trained is None:
-        return Missing("checkpoints:named")  # which of the weights the optimizer updates
-    groups = signals.groups_by_checkpoint(evidence).get(saved.path, [])
+        return Missing("which of the weights the optimizer updates")
+    groups = signals.groups_of(evidence, saved.path)
     if _compensated(evidence, saved.path):
         return None
     if not groups or not all(signals.adam_like(group) for group in groups):
@@ -98,13 +96,12 @@ def _trained(weights: list[Weight], states: list[Mapping[str, Any]]) -> list[Wei
 
 def _compensated(evidence: Evidence, checkpoint: str) -> bool:
     """Whether states, groups or settings name what compensates rounding."""
-    tensors, groups = evidence.table("tensors"), evidence.table("groups")
+    tensors = evidence.table("tensors")
     if tensors is not None:
         others = tensors.filter((tensors["checkpoint"] == checkpoint) & (tensors["role"] == "state"))
         if any(_KEPT.search(str(key or name).rpartition(".")[2]) for key, name in others[["key", "name"]].rows()):
             return True
-    rows = [] if groups is None else groups.filter(groups["checkpoint"] == checkpoint)["values"].to_list()
-    said = [item for text in rows for item in json.loads(text or "{}").items()]
+    said = [item for group in signals.groups_of(evidence, checkpoint) for item in group.values.items()]
     said += [(setting.key, setting.value) for setting in evidence.settings or []]
     return any(
         (_SAID.search(str(key)) and value not in (False, None, 0, "")) or (key == "optim" and _SAID.search(str(value)))
@@ -139,13 +136,8 @@ class _Rates(NamedTuple):
 
 def _rates(evidence: Evidence, first: int, last: int, checkpoints: tuple[str, ...]) -> _Rates | None:
     """The largest and the mean learning rate of the steps first < step <= last, logged or kept in the groups."""
-    groups = signals.groups_by_checkpoint(evidence)
-    kept = [group.lr for path in checkpoints for group in groups.get(path, []) if group.lr is not None]
-    series = evidence.series("lr")
-    logged = np.zeros(0)
-    if series is not None and series.step_unit == "step" and len(series.good):
-        inside = (series.good.steps > first) & (series.good.steps <= last)
-        logged = series.good.values[inside]
+    kept = [group.lr for path in checkpoints for group in signals.groups_of(evidence, path) if group.lr is not None]
+    logged = logged_rates.between(evidence, first, last)
     if len(logged):
         return _Rates(float(max([*logged, *kept])), float(logged.mean()))
     return _Rates(max(kept), sum(kept) / len(kept)) if kept else None
@@ -256,7 +248,7 @@ def _stagnation(
 
 
 def _row(pair: Pair, weight: Weight) -> Mapping[str, Any] | None:
-    row = pair.rows.get(weight.name if weight.rank is None else f"{weight.name}@{weight.rank}")
+    row = pair.rows.get(signals.labelled(weight.name, weight.rank))
     return row if row is not None and not row["nonfinite"] else None
 
 
@@ -269,7 +261,7 @@ def _received(evidence: Evidence, coarse: Coarse, *, flat: bool = False) -> bool
     embeddings = {weight.shape for weight in coarse.weights if weight.kind == "embedding"}
     rows = [
         row
-        for row in signals.states_by_checkpoint(evidence, "exp_avg").get(coarse.saved.path, [])
+        for row in signals.states_of(evidence, "exp_avg", coarse.saved.path).values()
         if (len(row["shape"]) < 2) == flat and tuple(row["shape"]) not in embeddings
     ]
     count, zero = sum(row["count"] for row in rows), sum(row["zero"] for row in rows)
@@ -328,14 +320,13 @@ def second_moments_vanish_in_fp16(evidence: Evidence, *, share: float) -> Answer
 
     Or they are so much too small that the first moment exceeds what any gradients could make it (detector D09).
     """
-    moments, rows = signals.moments(evidence), signals.states_by_checkpoint(evidence, "exp_avg_sq")
-    if moments is None or not rows:
+    moments = signals.moments(evidence)
+    if moments is None or not signals.states(evidence, "exp_avg_sq"):
         return Missing("moments")
-    found = signals.groups_by_checkpoint(evidence)
     hits, judged = [], False
     for saved in signals.checkpoints(evidence) or []:
-        dtypes = {row["dtype"] for row in rows.get(saved.path, [])}
-        part, groups = moments.get(saved.path, []), found.get(saved.path, [])
+        dtypes = {row["dtype"] for row in signals.states_of(evidence, "exp_avg_sq", saved.path).values()}
+        part, groups = moments.get(saved.path, []), signals.groups_of(evidence, saved.path)
         if not dtypes or not part:
             continue
         if "float16" not in dtypes:
@@ -367,17 +358,17 @@ def stored_eps_rounds_to_zero(evidence: Evidence, *, smallest: float) -> Answer:
 
     torch's fused implementation computes in float32 and rounds the result only: there eps counts.
     """
-    rows, table = signals.states_by_checkpoint(evidence, "exp_avg_sq"), evidence.table("groups")
-    if not rows or table is None:
+    groups = signals.groups(evidence)
+    if groups is None or not signals.states(evidence, "exp_avg_sq"):
         return Missing("groups")
-    fused = {row["checkpoint"] for row in table.iter_rows(named=True) if '"fused": true' in (row["values"] or "")}
-    found = signals.groups_by_checkpoint(evidence)
+    fused = {group.checkpoint for group in groups if group.values.get("fused") is True}
     hits = []
     for saved in signals.checkpoints(evidence) or []:
-        if saved.path in fused or all(row["dtype"] != "float16" for row in rows.get(saved.path, [])):
+        states = signals.states_of(evidence, "exp_avg_sq", saved.path).values()
+        if saved.path in fused or all(row["dtype"] != "float16" for row in states):
             continue
-        groups = [group for group in found.get(saved.path, []) if signals.adam_like(group)]
-        low = [group for group in groups if group.eps is not None and group.eps < smallest]
+        held = [group for group in signals.groups_of(evidence, saved.path) if signals.adam_like(group)]
+        low = [group for group in held if group.eps is not None and group.eps < smallest]
         if low:
             facts: dict[str, Fact] = {
                 "precision": f"float16 in {saved.path}", "eps": low[0].eps, "optimizer": low[0].optimizer,

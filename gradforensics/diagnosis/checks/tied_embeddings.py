@@ -9,6 +9,7 @@ from typing import NamedTuple
 from gradforensics import checkpoint_signals as cs
 from gradforensics.checkpoint_signals import Saved, Weight
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.parameter_names import bare
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
 
@@ -22,7 +23,6 @@ _HEAD = lazy(
 )
 _GENERATES = lazy(r"(?:ForCausalLM|LMHeadModel|ForMaskedLM)$")
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
-_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
 def _said_tied(evidence: Evidence) -> bool | Missing:
@@ -39,10 +39,10 @@ def _said_tied(evidence: Evidence) -> bool | Missing:
 
 def _whole(evidence: Evidence) -> list[tuple[str, list[Weight]]] | Missing:
     """The weights of each checkpoint that holds whole tensors, not those of ranks."""
-    found = cs.weights(evidence)
-    if found is None:
+    if cs.weights(evidence) is None:
         return Missing("tensors")
-    return list(cs.by_checkpoint([weight for weight in found if weight.rank is None]))
+    parts = cs.weights_by_checkpoint(evidence).items()
+    return [(path, whole) for path, part in parts if (whole := [weight for weight in part if weight.rank is None])]
 
 
 def _is_head(weight: Weight) -> bool:
@@ -152,12 +152,12 @@ class _Step(NamedTuple):
     after: Mapping[str, Weight]
 
 
-def _bare(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-
-
-def _steps(evidence: Evidence) -> Iterator[_Step]:
+def _steps(evidence: Evidence) -> list[_Step]:
     """Checkpoints that are called alike but for their numbers, of one format and whole, each with the one before it."""
+    return evidence.once("tied_embeddings.steps", lambda: list(_following(evidence)))
+
+
+def _following(evidence: Evidence) -> Iterator[_Step]:
     saved = {one.path: one for one in cs.checkpoints(evidence) or []}
     parts = _whole(evidence)
     previous: dict[tuple[str, str], tuple[Saved, dict[str, Weight]]] = {}
@@ -166,7 +166,7 @@ def _steps(evidence: Evidence) -> Iterator[_Step]:
         if one is None or one.step is None or one.complete is False:
             continue
         kind = re.sub(r"\d+", "#", path), one.format
-        mine = {_bare(weight.name): weight for weight in weights}
+        mine = {bare(weight.name): weight for weight in weights}
         if kind in previous and (previous[kind][0].step or 0) < one.step:
             yield _Step(previous[kind][0], one, previous[kind][1], mine)
         previous[kind] = one, mine

@@ -33,10 +33,10 @@ def _growth(evidence: Evidence, early: float) -> _Growth | Missing:
 
 
 def _measured(evidence: Evidence, early: float) -> _Growth | Missing:
-    weights = checkpoint_signals.weights(evidence)
-    if weights is None:
+    if checkpoint_signals.weights(evidence) is None:
         return Missing("tensors")
-    parts = [part for _, part in checkpoint_signals.by_checkpoint(weights) if part[0].step is not None]
+    held = checkpoint_signals.weights_by_checkpoint(evidence).values()
+    parts = [part for part in held if part[0].step is not None]
     end = max((one.step or 0 for part in parts for one in part[:1]), default=0)
     logged = evidence.steps
     end = max(end, logged[1] if logged else 0)

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import polars as pl
 
 from gradforensics.checkpoint_signals import (
     Group,
     Pair,
     Weight,
+    adam_groups_of,
     adam_like,
-    apart,
-    groups,
-    kind_of,
+    groups_of,
     pairs,
     plain,
     weights,
 )
 from gradforensics.checkpoints.adam import bound
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.parameter_names import kind_of
 from gradforensics.tables import Evidence
 
 _RESOLVED = 1e-5  # share of a sum of squares of float32, which is exact to some 1e-7
@@ -64,58 +65,48 @@ def weights_beyond_travel(evidence: Evidence, *, ratio: float, extent: str) -> A
 
 def _reaches(evidence: Evidence, pair: Pair) -> dict[str, float]:
     """By parameter: how far it moved, of what Adam can do. Those are left out for which the log does not tell that."""
+    key = "weight_integrity.reaches", pair.first.path, pair.last.path
+    return evidence.once(key, lambda: _find_reaches(evidence, pair))
+
+
+def _find_reaches(evidence: Evidence, pair: Pair) -> dict[str, float]:
     rates = evidence.series("lr")
     if rates is None:
         return {}
-    held = {name: group for group in _adam_groups(evidence, pair) for name in group.names}
+    held = adam_groups_of(evidence, pair.last.path)
+    mine = [group for group in groups_of(evidence, pair.last.path) if adam_like(group)]
     good = rates.good
     inside = (good.steps >= (pair.first.step or 0) - good.cadence) & (
         good.steps <= (pair.last.step or 0) + good.cadence
     )
     logged = good.values[inside]
-    least = min((rate for group in held.values() if (rate := _peak(evidence, group)) > 0.0), default=0.0)
+    least = min((rate for group in mine if group.names and (rate := _peak(group)) > 0.0), default=0.0)
     if not len(logged) or logged.mean() <= 2.0 * good.resolution or least <= 0.0:
         return {}
-    if min(group.lr or 0.0 for group in held.values()) > 1.5 * logged.max():
+    if min(group.lr or 0.0 for group in mine if group.names) > 1.5 * logged.max():
         return {}  # the log speaks of another rate
     unseen = 1.0 + good.resolution / (2.0 * float(logged.mean()))
     if len(logged) < _POINTS:  # what the rate was between two lines is not known: it may have been at its peak
         unseen *= max(least / float(logged.mean()), 1.0)
+    allowed = {id(g): unseen * max(_peak(g) / least, 1.0) * _updates(evidence, pair, g) for g in mine}
     found: dict[str, float] = {}
     for label, row in pair.rows.items():
         group = held.get(plain(label))
         if group is None or row["bound_ratio"] is None or row["count"] < 2 or group.betas is None:
             continue
-        allowed = unseen * max(_peak(evidence, group) / least, 1.0) * _updates(evidence, pair, group)
-        found[label] = row["bound_ratio"] / (allowed * _coupled(evidence, pair, plain(label), group))
+        found[label] = row["bound_ratio"] / (allowed[id(group)] * _coupled(evidence, pair, plain(label), group))
     return found
 
 
-def _adam_groups(evidence: Evidence, pair: Pair) -> list[Group]:
-    return [group for group in groups(evidence) or [] if group.checkpoint == pair.last.path and adam_like(group)]
-
-
-def _peak(evidence: Evidence, group: Group) -> float:
+def _peak(group: Group) -> float:
     """The largest learning rate that a group says of itself: its schedule's, or that of today."""
-    values = _values(evidence).get((group.checkpoint, group.rank, group.number), {})
-    said = [values.get(name) for name in _RATES]
+    said = [group.values.get(name) for name in _RATES]
     return max(float(rate) for rate in (*said, group.lr or 0.0) if isinstance(rate, int | float))
-
-
-def _values(evidence: Evidence) -> Mapping[tuple[str, int | None, int], Mapping[str, Any]]:
-    """What every group holds besides its columns, by checkpoint, rank and number."""
-
-    def read() -> dict[tuple[str, int | None, int], Mapping[str, Any]]:
-        table = evidence.table("groups")
-        rows = () if table is None else table.select("checkpoint", "rank", "group", "values").iter_rows()
-        return {(path, rank, number): json.loads(text) if text else {} for path, rank, number, text in rows}
-
-    return evidence.once("weight_integrity.values", read)
 
 
 def _updates(evidence: Evidence, pair: Pair, group: Group) -> float:
     """Updates of a group in one step of the log, as its counters tell; 1 where they are fewer."""
-    before = [g for g in groups(evidence) or [] if g.checkpoint == pair.first.path and g.number == group.number]
+    before = [g for g in groups_of(evidence, pair.first.path) if g.number == group.number]
     if not before or before[0].step_min is None or group.step_max is None:
         return 1.0
     return max(1.0, (group.step_max - before[0].step_min) / max(pair.steps, 1))
@@ -250,12 +241,12 @@ def _reach(evidence: Evidence, before: Weight, weight: Weight) -> float:
     larger meanwhile. Weight decay only makes a weight smaller.
     """
     rates, updates, constant = [], 0, None
-    for group in groups(evidence) or []:
-        if weight.name not in group.names or group.checkpoint not in (before.checkpoint, weight.checkpoint):
+    for group in (*groups_of(evidence, before.checkpoint), *groups_of(evidence, weight.checkpoint)):
+        if weight.name not in group.names:
             continue
         if not adam_like(group) or group.betas is None:
             return math.inf
-        rates.append(_peak(evidence, group))
+        rates.append(_peak(group))
         if group.checkpoint == weight.checkpoint:
             constant, updates = bound(*group.betas), group.step_max or 0
     if constant is None or not rates or weight.optimized is not True:
@@ -274,15 +265,9 @@ def parameter_shape_changed(evidence: Evidence, *, share: float, tables: str) ->
     share: of the parameters of both, at most: else the two are of different models. tables: "yes" for embeddings and
     heads of which only the number of rows changed, which a new vocabulary does; "no" for all others.
     """
-    table = evidence.table("tensors")
-    if table is None:
+    if evidence.table("tensors") is None:
         return Missing("tensors")
-    held: dict[tuple[int, str], dict[str, tuple[int, ...]]] = {}
-    for path, step, role, name, shape, rank in table.select(
-        "checkpoint", "step", "role", "name", "shape", "rank"
-    ).iter_rows():
-        if role == "param" and rank is None and step is not None:
-            held.setdefault((step, path), {})[name] = tuple(shape)
+    held = evidence.once("weight_integrity.shapes", lambda: _shapes(evidence))
     if len(held) < 2:
         return Missing("two checkpoints with their steps")
     order = sorted(held)
@@ -292,6 +277,16 @@ def parameter_shape_changed(evidence: Evidence, *, share: float, tables: str) ->
         if first[0] < last[0]
         for hit in _changed_shapes(first, last, held[first], held[last], share, tables == "yes")
     ]
+
+
+def _shapes(evidence: Evidence) -> dict[tuple[int, str], dict[str, tuple[int, ...]]]:
+    """The shape of every parameter by its name, for each step and checkpoint; also of those that were not measured."""
+    table = evidence.tables["tensors"]
+    mine = table.filter((pl.col("role") == "param") & pl.col("rank").is_null() & pl.col("step").is_not_null())
+    found: dict[tuple[int, str], dict[str, tuple[int, ...]]] = {}
+    for path, step, name, shape in mine.select("checkpoint", "step", "name", "shape").iter_rows():
+        found.setdefault((step, path), {})[name] = tuple(shape)
+    return found
 
 
 def _changed_shapes(
