@@ -335,7 +335,8 @@ def nonfinite(row: Mapping[str, Any]) -> int:
 def states(evidence: Evidence, role: str) -> dict[tuple[str, str, int | None], Mapping[str, Any]]:
     """The measured tensors of one role ("exp_avg", "exp_avg_sq", "momentum", "buffer" ...) as rows of `tensors`.
 
-    By checkpoint, name and rank. A state whose parameter is not known has the path of its keys for a name.
+    By checkpoint, name and rank. A state whose parameter is not known has the path of its keys for a name. Shapes are
+    tuples.
     """
     return evidence.once(("checkpoint_signals.states", role), lambda: _states(evidence, role))
 
@@ -344,8 +345,14 @@ def _states(evidence: Evidence, role: str) -> dict[tuple[str, str, int | None], 
     table = evidence.table("tensors")
     if table is None:
         return {}
-    rows = table.filter((pl.col("role") == role) & pl.col("nan").is_not_null()).to_dicts()
-    return {(row["checkpoint"], row["name"], row["rank"]): row for row in rows}
+    part = table.filter((pl.col("role") == role) & pl.col("nan").is_not_null())
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # each once: the garbage collector then passes over the rows
+    found: dict[tuple[str, str, int | None], Mapping[str, Any]] = {}
+    for row, shape in zip(part.drop("shape").iter_rows(named=True), part["shape"].to_list(), strict=True):
+        known = tuple(shape or ())
+        row["shape"] = shapes.setdefault(known, known)
+        found[row["checkpoint"], row["name"], row["rank"]] = row
+    return found
 
 
 def states_of(evidence: Evidence, role: str, checkpoint: str) -> Mapping[tuple[str, int | None], Mapping[str, Any]]:

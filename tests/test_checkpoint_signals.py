@@ -51,6 +51,26 @@ def test_weights_groups_states_and_facts_are_typed(evidence):
     assert list(cs.weights_by_checkpoint(evidence)) == ["step_3.pt", "step_4.pt", "step_9.pt"]
 
 
+def test_one_checkpoint_has_its_own_groups_states_and_counters(evidence):
+    (group,) = cs.groups_of(evidence, "step_4.pt")
+    assert cs.adam_groups_of(evidence, "step_4.pt") == dict.fromkeys(group.names, group)
+    assert group.corrections == pytest.approx((1 - 0.9**4, 1 - 0.999**4))
+    assert group._replace(step_max=None).corrections is None
+    states = cs.states_of(evidence, "exp_avg", "step_4.pt")
+    assert set(states) == {(name, None) for name in group.names}
+    assert {row["checkpoint"] for row in states.values()} == {"step_4.pt"}
+    assert states["2.weight", None]["shape"] == (4, 16)
+    for nothing in (cs.groups_of, cs.adam_groups_of, cs.facts):
+        assert not nothing(evidence, "step_5.pt")
+    assert not cs.states_of(evidence, "exp_avg", "step_5.pt")
+
+
+def test_infinities_count_but_for_those_of_a_mask():
+    row = {"name": "fc.weight", "nan": 1, "posinf": 2, "neginf": 4}
+    assert cs.nonfinite(row) == 7
+    assert cs.nonfinite({**row, "name": "attn.causal_mask"}) == 3
+
+
 def test_an_optimizer_of_as_many_ids_as_parameters_leaves_none_out(tmp_path):
     import torch
     from safetensors.torch import save_file
@@ -91,7 +111,8 @@ def test_without_checkpoints_there_is_nothing():
         None,
         None,
     )
-    assert cs.plain("a.weight@3") == "a.weight"
+    assert cs.plain(cs.labelled("a.weight", 3)) == "a.weight"
+    assert cs.labelled("a.weight", None) == "a.weight"
     assert cs.plain("a@b.weight") == "a@b.weight"
 
 

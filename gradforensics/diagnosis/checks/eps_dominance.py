@@ -103,7 +103,7 @@ def _matrix(row: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]) -> 
     state = states.get(name) or states.get(f"{name}.exp_avg_sq")
     if state is None or row["below_eps"] is None or row["update_rms"] is None or state["dtype"] not in signals.FULL:
         return None
-    shape = tuple(state["shape"])
+    shape = state["shape"]
     alive = state["count"] - state["zero"]
     if len(shape) < 2 or kind_of(signals.plain(name), shape) == "embedding" or alive < _ALIVE * state["count"]:
         return None

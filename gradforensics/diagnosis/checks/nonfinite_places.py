@@ -87,7 +87,7 @@ def _stack(spread: _Spread) -> str | None:
 
 
 def _kind(spread: _Spread, name: str) -> str:
-    return kind_of(name, tuple(spread.rows[name]["shape"] or ()))
+    return kind_of(name, spread.rows[name]["shape"])
 
 
 @check(needs=["tensors"], facts=_FACTS)

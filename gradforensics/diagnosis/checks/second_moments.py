@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -155,12 +156,12 @@ def _by_stack(evidence: Evidence, saved: Saved, groups: Mapping[str, Group]) -> 
     first = checkpoint_signals.states_of(evidence, "exp_avg", saved.path)
     kinds: dict[tuple[str, str, tuple[int, ...]], dict[str, list[tuple[Any, Any]]]] = {}
     for (name, rank), row in checkpoint_signals.states_of(evidence, "exp_avg_sq", saved.path).items():
-        shape = tuple(row["shape"] or ())
+        shape = row["shape"]
         place = layer_of(name)
         if place is None or name not in groups or row["dtype"] not in _TYPES:
             continue
         if kind_of(name, shape) == "matrix":
-            kind = place[0], _FIRST.sub("*", name, count=1), shape
+            kind = place[0], _in_any_layer(name), shape
             kinds.setdefault(kind, {}).setdefault(name, []).append((row, first.get((name, rank))))
     found: dict[str, list[list[_Layer]]] = {}
     for (stack, _, _), rows in kinds.items():
@@ -168,6 +169,12 @@ def _by_stack(evidence: Evidence, saved: Saved, groups: Mapping[str, Group]) -> 
         if None not in layers:
             found.setdefault(stack, []).append(sorted(filter(None, layers), key=lambda layer: layer.number))
     return found
+
+
+@lru_cache(maxsize=1 << 16)
+def _in_any_layer(name: str) -> str:
+    """A name with "*" for the number of its layer, the same for one kind of parameter in all of them."""
+    return _FIRST.sub("*", name, count=1)
 
 
 def _layer(name: str, parts: Sequence[tuple[Any, Any]], group: Group) -> _Layer | None:

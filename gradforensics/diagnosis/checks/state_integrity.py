@@ -162,14 +162,20 @@ def state_of_another_shape(evidence: Evidence) -> Answer:
     if table is None or not exact & plainly:
         return Missing("states of Adam that stand under the names of their parameters")
     part = table.filter(pl.col("checkpoint").is_in(list(exact & plainly)) & pl.col("rank").is_null())
-    shapes: dict[tuple[str, str], dict[str, tuple[int, ...]]] = {}
+    wanted = part.select("checkpoint", "name", "step", "shape", "role")
+    param, first, second = (wanted.filter(pl.col("role") == role) for role in ("param", "exp_avg", "exp_avg_sq"))
+    held = param.join(first, on=["checkpoint", "name"], suffix="_m", maintain_order="left").join(
+        second, on=["checkpoint", "name"], suffix="_v", maintain_order="left"
+    )
     steps: dict[str, int | None] = {}
-    for path, step, role, name, shape in part.select("checkpoint", "step", "role", "name", "shape").iter_rows():
-        shapes.setdefault((path, name), {})[role] = tuple(shape)
-        steps[path] = step
     bad: dict[str, list[tuple[str, dict[str, tuple[int, ...]]]]] = {}
-    for (path, name), roles in shapes.items():
-        if {"param", "exp_avg", "exp_avg_sq"} <= roles.keys() and _misfits(roles):
+    differing = held.filter(pl.col("shape") != pl.col("shape_m"))
+    for path, name, step, *shapes in differing.select(
+        "checkpoint", "name", "step", "shape", "shape_m", "shape_v"
+    ).iter_rows():
+        roles = dict(zip(("param", "exp_avg", "exp_avg_sq"), map(tuple, shapes), strict=True))
+        if _misfits(roles):
+            steps[path] = step
             bad.setdefault(path, []).append((name, roles))
     return [
         Hit(

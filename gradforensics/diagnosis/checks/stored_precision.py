@@ -262,7 +262,7 @@ def _received(evidence: Evidence, coarse: Coarse, *, flat: bool = False) -> bool
     rows = [
         row
         for row in signals.states_of(evidence, "exp_avg", coarse.saved.path).values()
-        if (len(row["shape"]) < 2) == flat and tuple(row["shape"]) not in embeddings
+        if (len(row["shape"]) < 2) == flat and row["shape"] not in embeddings
     ]
     count, zero = sum(row["count"] for row in rows), sum(row["zero"] for row in rows)
     return bool(count) and zero < _UNTOUCHED * count
