@@ -181,7 +181,7 @@ def pairs(*paths: str) -> dict[str, float]:
 
 def _opener() -> Callable[[str], Any]:
     """What opens a file as a checkpoint, everything imported."""
-    from gradforensics.checkpoints.load import name  # noqa: PLC0415  only these processes need it
+    from gradforensics.checkpoints.assigning import name  # noqa: PLC0415  only these processes need it
     from gradforensics.checkpoints.measure import open_all  # noqa: PLC0415  likewise
     from gradforensics.untrusted.files import RegularFile  # noqa: PLC0415  likewise
 

@@ -1,5 +1,7 @@
 """What a log tells of the learning rate around a step, between two steps and at every step."""
 
+from typing import Any
+
 import pytest
 
 from gradforensics import logged_rates
@@ -9,7 +11,7 @@ from gradforensics.tables import Evidence, SeriesFrame, SeriesKey, series_frame
 def log(step_unit="step"):
     """A log of every tenth step up to 100, whose rate is a hundredth of the step."""
     steps = list(range(10, 101, 10))
-    columns = {"attempt": [0] * 10, "rank": [None] * 10, "step": steps, "epoch": [None] * 10}
+    columns: dict[str, list[Any]] = {"attempt": [0] * 10, "rank": [None] * 10, "step": steps, "epoch": [None] * 10}
     frame = series_frame(columns, [step / 100 for step in steps])
     return Evidence("run", frames={SeriesKey("run", "train", "lr", "lr", "log"): SeriesFrame(frame, step_unit)})
 

@@ -126,7 +126,8 @@ def test_trainings_of_two_seeds_in_one_folder_are_not_compared_with_each_other(r
     tables = survey(open_all(tools.files_of(run))).tables
     compared = tables["travels"].select("first_step", "checkpoint").unique().sort("checkpoint", "first_step").rows()
     assert compared == [(3, "seed1_step4.pt"), (4, "seed1_step9.pt"), (4, "seed2_step9.pt")]
-    assert tables["travels"].filter(tables["travels"]["checkpoint"] == "seed2_step9.pt")["rel_travel"].max() < 0.5
+    other = tables["travels"].filter(tables["travels"]["checkpoint"] == "seed2_step9.pt")["rel_travel"]
+    assert max(other.to_list()) < 0.5
     assert set(tables["moments"]["checkpoint"]) == set(tables["checkpoints"]["path"])
 
 
