@@ -23,19 +23,18 @@ from gradforensics.tables import Evidence
 SURE = frozenset({"exact", "confirmed"})
 """Of `checkpoints.naming_sure`: the optimizer's states belong to the parameters whose names they carry."""
 
+FULL = frozenset({"float32", "float64"})
+"""Element types that keep a single update of a usual size."""
+
+HALF = frozenset({"bfloat16", "float16"})
+"""Element types of 16 bits, which round many of them away."""
+
 _OTHER_TABLE = lazy(r"pos|wpe|type|segment|time|class|label|cond|patch|relative|rotary|speaker|lang", re.IGNORECASE)
 
 
 def is_token_table(weight: Weight) -> bool:
     """Whether a parameter is an embedding of tokens, and not of positions, segments, classes or time."""
     return weight.kind == "embedding" and len(weight.shape) == 2 and _OTHER_TABLE.search(weight.name) is None
-
-
-FULL = frozenset({"float32", "float64"})
-"""Element types that keep a single update of a usual size."""
-
-HALF = frozenset({"bfloat16", "float16"})
-"""Element types of 16 bits, which round many of them away."""
 
 
 class Saved(NamedTuple):
