@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -21,12 +21,16 @@ def test_theil_sen_is_the_median_slope_of_all_pairs(values):
 
 
 @given(arrays(float, st.integers(1, 60), elements=FLOATS), st.integers(1, 70))
-def test_blocks_cover_every_point_once(values, count):
+@example(np.arange(51.0), 2)
+def test_blocks_cover_every_point_once_but_large_ones_are_as_long_as_the_shortest(values, count):
     medians = trend_signals.block_medians(values, count)
     starts = trend_signals.block_starts(len(values), count)
     assert len(medians) == len(starts) == min(len(values), count)
     assert starts[0] == 0
-    assert [np.median(part) for part in np.split(values, starts[1:])] == pytest.approx(list(medians))
+    parts = np.split(values, starts[1:])
+    shortest = min(map(len, parts))
+    cut = [part[:shortest] if shortest > 20 else part for part in parts]
+    assert [np.median(part) for part in cut] == pytest.approx(list(medians))
 
 
 def test_a_line_is_a_trend_and_noise_is_none():
