@@ -236,11 +236,6 @@ def states_of(evidence: Evidence, role: str, checkpoint: str) -> Mapping[tuple[s
     """The rows of `states` of one checkpoint, by name and rank; empty where it has none."""
     return evidence.once(("checkpoint_signals.states_of", role), lambda: _states_of(evidence, role)).get(checkpoint, {})
 
-    def compute() -> dict[str, list[Mapping[str, Any]]]:
-        found: dict[str, list[Mapping[str, Any]]] = {}
-        for (path, _, _), row in states(evidence, role).items():
-            found.setdefault(path, []).append(row)
-        return found
 
 def _states_of(evidence: Evidence, role: str) -> dict[str, dict[tuple[str, int | None], Mapping[str, Any]]]:
     found: dict[str, dict[tuple[str, int | None], Mapping[str, Any]]] = {}

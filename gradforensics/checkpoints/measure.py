@@ -13,7 +13,7 @@ from gradforensics.checkpoints.adam import Hyper
 from gradforensics.checkpoints.discover import find
 from gradforensics.checkpoints.lines import lines
 from gradforensics.checkpoints.load import Loaded
-from gradforensics.checkpoints.model import Checkpoint, Checksum, Fault, Group, Tensor
+from gradforensics.checkpoints.model import Checkpoint, Checksum, Fault, Group, Tensor, is_mask
 from gradforensics.checkpoints.refs import Run
 from gradforensics.checkpoints.scan import scan
 from gradforensics.checkpoints.stats import Stats
@@ -195,6 +195,12 @@ def _checkpoint_row(checkpoint: Checkpoint, results: Mapping[int, Stats], *, mea
         "naming": checkpoint.naming.how if checkpoint.naming else None,
         "naming_sure": checkpoint.naming.sure if checkpoint.naming else None,
     }  # fmt: skip
+
+
+def _nonfinite(tensor: Tensor, stats: Stats) -> int:
+    """NaN and infinities of a tensor; -inf in a mask, which is a buffer if the file tells, is not counted."""
+    masked = tensor.role == "buffer" or is_mask(tensor.name)
+    return (stats.nan or 0) + (stats.posinf or 0) + (0 if masked else stats.neginf or 0)
 
 
 def _fault_cells(checkpoint: Checkpoint) -> dict[str, Any]:

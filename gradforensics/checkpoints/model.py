@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from gradforensics.checkpoints.refs import TensorRef
 from gradforensics.notices import Notice
+from gradforensics.patterns import lazy
 from gradforensics.untrusted.files import Damage, Readable
 
 Role: TypeAlias = Literal[

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gradforensics import experiment_rows
-from gradforensics.checkpoint_signals import SURE, adam_like, checkpoints, groups_by_checkpoint
+from gradforensics.checkpoint_signals import SURE, adam_like, checkpoints, groups_of
 from gradforensics.diagnosis import frameworks
 from gradforensics.experiments import JUDGED
 from gradforensics.tables import TABLES, Evidence, Phase
@@ -132,11 +132,10 @@ class Resumable(NamedTuple):
 
 def resumable(evidence: Evidence) -> Resumable | None:
     """The newest complete checkpoint with Adam's state, or None: of other optimizers a pair would prove nothing."""
-    groups = groups_by_checkpoint(evidence)
     rows = [
         Resumable(one.path, one.step)
         for one in checkpoints(evidence) or []
-        if any(map(adam_like, groups.get(one.path, []))) and one.step is not None and one.complete is not False
+        if any(map(adam_like, groups_of(evidence, one.path))) and one.step is not None and one.complete is not False
     ]
     return max(rows, key=lambda row: row.step, default=None)
 

@@ -89,7 +89,7 @@ def groups_lost_parameters(evidence: Evidence, *, most: float) -> Answer:
     """
     following = [(a, b) for a, b in _following(evidence) if _ranks(a) == _ranks(b)]
     if not following:
-        return Missing(_NAMES if cs.groups(evidence) else "groups")
+        return _no_pair(evidence)
     present = {(w.checkpoint, w.name): w.fingerprint for w in cs.weights(evidence) or []}
     hits = []
     for before, now in following:

@@ -17,7 +17,7 @@ from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing
 from gradforensics.tables import Evidence, Series
 
 _PLAIN_ERROR = 1e-3  # of v: above, the two states are not one update apart by their betas
-_NO_PAIR = "two checkpoints one update apart with all of Adam's states in float32, and no decay within the gradient"
+_INEXACT = "first moments of Adam in float32 in two checkpoints one update apart, and no decay within the gradient"
 
 
 @dataclass(frozen=True, slots=True)

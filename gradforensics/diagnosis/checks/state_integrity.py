@@ -17,6 +17,7 @@ from gradforensics.checkpoint_signals import (
     FULL,
     Pair,
     adam_like,
+    apart,
     checkpoints,
     groups,
     groups_of,

@@ -66,7 +66,7 @@ def _judge(evidence: Evidence, saved: Saved, weights: list[Weight]) -> _Judged:
     if not states:
         return Missing("the state of the optimizer beside weights in 16 bits")
     if trained is None:
-        return Missing("which of the weights the optimizer updates")
+        return Missing("checkpoints:named")  # which of the weights the optimizer updates
     groups = signals.groups_of(evidence, saved.path)
     if _compensated(evidence, saved.path):
         return None

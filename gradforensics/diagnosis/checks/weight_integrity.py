@@ -15,6 +15,7 @@ from gradforensics.checkpoint_signals import (
     Weight,
     adam_groups_of,
     adam_like,
+    apart,
     groups_of,
     pairs,
     plain,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import polars as pl
@@ -21,7 +20,6 @@ _ROLES = {
     "exp_avg_sq": "exp_avg_sq",
 }
 _FACTS = ("checkpoint", "tensors", "of", "values", "checkpoints", "first_in", "last_finite")
-_MASK = lazy(r"mask|bias_k|causal", re.IGNORECASE)  # kept beside the weights, and full of -inf on purpose
 
 
 @check(needs=["tensors"], facts=_FACTS)
@@ -50,7 +48,7 @@ def _nonfinite(evidence: Evidence, roles: tuple[str, ...], spared: tuple[str, ..
     measured = table.filter(pl.col("nan").is_not_null() & pl.col("role").is_in([*roles, *spared]))
     if not measured.filter(pl.col("role").is_in(roles)).height:
         return Missing("tensors")
-    counted = measured.with_columns(bad=_bad()).filter(pl.col("bad") > 0)
+    counted = _with_bad(measured).filter(pl.col("bad") > 0)
     excused = set(counted.filter(pl.col("role").is_in(spared))["checkpoint"].to_list())
     bad = counted.filter(pl.col("role").is_in(roles) & ~pl.col("checkpoint").is_in(excused))
     groups = [rows for _, rows in bad.group_by("checkpoint", maintain_order=True)]
@@ -61,10 +59,11 @@ def _nonfinite(evidence: Evidence, roles: tuple[str, ...], spared: tuple[str, ..
     return sorted(hits, key=lambda h: (h.step is None, h.step or 0))
 
 
-def _bad() -> pl.Expr:
-    """How many values of a tensor are not finite and not so on purpose."""
-    masked = pl.col("name").str.contains(f"(?i){_MASK.pattern}")
-    return pl.col("nan") + pl.col("posinf") + pl.when(masked).then(0).otherwise(pl.col("neginf"))
+def _with_bad(rows: pl.DataFrame) -> pl.DataFrame:
+    """With a column `bad`: how many values of a tensor are not finite and not so on purpose."""
+    masks = [name for name in rows.filter(pl.col("neginf") > 0)["name"].unique() if is_mask(name)]
+    infinite = pl.when(pl.col("name").is_in(masks)).then(0).otherwise(pl.col("neginf"))
+    return rows.with_columns(bad=pl.col("nan") + pl.col("posinf") + infinite)
 
 
 def _history(table: pl.DataFrame) -> dict[str, Fact]:
