@@ -102,6 +102,7 @@ def test_one_that_hangs_is_ended_at_the_time_limit_with_all_that_it_started(tmp_
         return time.monotonic() + ahead
 
     monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
+    monkeypatch.setattr(parent, "_PATIENCE", 1e9)  # by the racing clock the usual seconds are over at once
     options = Options(Wanted(tmp_path / "run", trust=True), ("reproduce", "severed"), time_limit=5e5)
     replay = carry_out(plan(options), tmp_path / "out", force=False, say=lambda _: None)
     first, second = replay.results
