@@ -21,7 +21,8 @@ HALF = frozenset({"bfloat16", "float16"})
 class Saved(NamedTuple):
     """One checkpoint. naming: whether its states' names are certain, see SURE; "" where it holds no states.
 
-    complete: None where nothing tells.
+    complete: None where nothing tells. nonfinite: NaN and infinities in its model and optimizer, None where they were
+    not counted.
     """
 
     path: str
@@ -30,6 +31,7 @@ class Saved(NamedTuple):
     complete: bool | None
     naming: str
     source: str | None
+    nonfinite: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,12 @@ def _checkpoints(evidence: Evidence) -> list[Saved] | None:
     if table is None:
         return None
     rows = (
-        Saved(row["path"], row["step"], row["format"], row["complete"], row["naming_sure"] or "", row["source"])
+        Saved(
+            row["path"], row["step"], row["format"], row["complete"], row["naming_sure"] or "", row["source"],
+            row["nonfinite"],
+        )
         for row in table.iter_rows(named=True)
-    )
+    )  # fmt: skip
     return sorted(rows, key=lambda one: (one.step is None, one.step or 0))
 
 

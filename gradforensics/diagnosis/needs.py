@@ -131,11 +131,14 @@ class Resumable(NamedTuple):
 
 
 def resumable(evidence: Evidence) -> Resumable | None:
-    """The newest complete checkpoint with Adam's state, or None: of other optimizers a pair would prove nothing."""
+    """The newest complete, finite checkpoint with Adam's state, or None: of other optimizers a pair proves nothing."""
     rows = [
         Resumable(one.path, one.step)
         for one in checkpoints(evidence) or []
-        if any(map(adam_like, groups_of(evidence, one.path))) and one.step is not None and one.complete is not False
+        if one.step is not None
+        and one.complete is not False
+        and not one.nonfinite
+        and any(map(adam_like, groups_of(evidence, one.path)))
     ]
     return max(rows, key=lambda row: row.step, default=None)
 

@@ -40,9 +40,10 @@ class Node:
 class LayerRow:
     """One layer in the two checkpoints, (before, after); None where a checkpoint does not tell.
 
-    weight_rms: of its weights. gradient_rms: root of the mean of Adam's v, corrected for its start: what the gradients
-    of the last 1 / (1 - beta2) updates were like. nonfinite: in weights and moments. travel: norm of its movement in
-    norms of its weights before; changed: share of its weights that changed: both only between neighbours.
+    weight_rms: of its finite weights, NaN where none is. gradient_rms: root of the mean of Adam's v, corrected for its
+    start: what the gradients of the last 1 / (1 - beta2) updates were like. nonfinite: in weights and moments. travel:
+    norm of its movement in norms of its weights before; changed: share of its weights that changed: both only between
+    neighbours.
     """
 
     layer: str
@@ -83,7 +84,7 @@ def bracket(diagnosis: Diagnosis) -> Bracket | None:
     last_good = verdict.onset_after if verdict.onset_after is not None else onset - 1
     before = max((one for one in held if _step(one) <= last_good), key=_step, default=None)
     after = min((one for one in held if _step(one) >= onset), key=_step, default=None)
-    nodes = [_checkpoint(evidence, one, onset) for one in (before, after) if one is not None]
+    nodes = [_checkpoint(one, onset) for one in (before, after) if one is not None]
     nodes += _logged(evidence, verdict, last_good)
     return Bracket(
         verdict.rule.id,
@@ -102,10 +103,8 @@ def _shown_by_checkpoints(verdict: Verdict) -> bool:
     return any(hit.series in OF_CHECKPOINTS for one in verdict.holdings for hit in one.hits)
 
 
-def _checkpoint(evidence: Evidence, one: saved.Saved, onset: int) -> Node:
-    table = evidence.table("checkpoints")
-    rows = [] if table is None else table.select("path", "nonfinite").rows()
-    return Node("checkpoint", _step(one), one.path, None, dict(rows).get(one.path), _step(one) >= onset)
+def _checkpoint(one: saved.Saved, onset: int) -> Node:
+    return Node("checkpoint", _step(one), one.path, None, one.nonfinite, _step(one) >= onset)
 
 
 def _logged(evidence: Evidence, verdict: Verdict, last_good: int) -> list[Node]:
@@ -130,6 +129,7 @@ class _Sums:
     """Of one layer in one checkpoint."""
 
     count: int = 0
+    finite: int = 0
     squares: float = 0.0
     gradient: float = 0.0
     gradients: int = 0
@@ -160,7 +160,9 @@ def _layers(evidence: Evidence, before: saved.Saved | None, after: saved.Saved |
 
 
 def _rms(sums: _Sums | None) -> float | None:
-    return None if sums is None or not sums.count else math.sqrt(sums.squares / sums.count)
+    if sums is None or not sums.count:
+        return None
+    return math.sqrt(sums.squares / sums.finite) if sums.finite else math.nan
 
 
 def _gradient(sums: _Sums | None) -> float | None:
@@ -189,6 +191,7 @@ def _sums(evidence: Evidence, one: saved.Saved) -> dict[_Key, _Sums]:
         sums = found.setdefault(_key(weight.name, weight.shape), _Sums())
         label = weight.name, weight.rank
         sums.count += weight.count
+        sums.finite += weight.count - weight.nonfinite
         sums.squares += (weight.l2 or 0.0) ** 2
         sums.nonfinite += weight.nonfinite + sum(saved.nonfinite(part[label]) for part in states if label in part)
         v, group = second.get(label), groups.get(weight.name)
@@ -213,8 +216,9 @@ def _moved(
         if weight is None or weight.l2 is None:
             continue
         part = sums.setdefault(_key(weight.name, weight.shape), [0.0, 0.0, 0.0, 0.0])
-        part[0] += ((row["rel_travel"] or 0.0) * weight.l2) ** 2
-        part[1] += weight.l2**2
+        if row["rel_travel"] is not None:  # where no element is finite there is no way to tell
+            part[0] += (row["rel_travel"] * weight.l2) ** 2
+            part[1] += weight.l2**2
         part[2] += row["changed"] * row["count"]
         part[3] += row["count"]
     return {

@@ -18,13 +18,15 @@ LR = 1e-3
 
 
 class DeepMLP(nn.Module):
-    """Sixteen square layers between an embedding and a head, without residual paths or norms."""
+    """Square layers between an embedding and a head, without residual paths or norms."""
 
-    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, activation: Callable[[Tensor], Tensor], depth: int = DEPTH, vocab: int = VOCAB, width: int = WIDTH
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCAB, WIDTH)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH))
-        self.head = nn.Linear(WIDTH, VOCAB)
+        self.embedding = nn.Embedding(vocab, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.head = nn.Linear(width, vocab)
         self.activation: Callable[[Tensor], Tensor] = activation
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from checkpoint_lab import save
+from gf09 import DeepMLP
 from lab import Chain, Sample, current_lr, json_lines, main, next_token_loss, plain_config, write_json
 from torch import Tensor, nn
 
@@ -17,30 +18,11 @@ VOCAB, WIDTH = 16, 12
 LR = 3e-3
 
 
-class Stack(nn.Module):
-    """Square layers between an embedding and a head, without residual paths or norms."""
-
-    def __init__(self, activation: Callable[[Tensor], Tensor], depth: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCAB, WIDTH)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
-        self.head = nn.Linear(WIDTH, VOCAB)
-        self.activation: Callable[[Tensor], Tensor] = activation
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Give the logits of every next token from the present one."""
-        hidden: Tensor = self.embedding(tokens)
-        for layer in self.layers:
-            hidden = self.activation(layer(hidden))
-        logits: Tensor = self.head(hidden)
-        return logits
-
-
 def saved(run: Path, activation: Callable[[Tensor], Tensor], *, depth: int, eps: float = 1e-8) -> None:
     """Train with AdamW at a constant rate; the log has no gradients of layers."""
     chain, generator = Chain.make(vocab=VOCAB), np.random.default_rng(1)
     torch.manual_seed(0)
-    model = Stack(activation, depth)
+    model = DeepMLP(activation, depth, VOCAB, WIDTH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), eps=eps, weight_decay=0.1)
     shape = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_layers": depth}
     write_json(run / "config.json", plain_config(**shape, learning_rate=LR, max_steps=STEPS))

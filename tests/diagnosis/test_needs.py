@@ -150,6 +150,10 @@ def test_a_broken_checkpoint_or_one_without_a_state_is_not_resumed_from():
     table = evidence.tables["checkpoints"]
     evidence.tables["checkpoints"] = table.with_columns(complete=table["step"] < 1000)
     assert needs.resumable(evidence) == ("checkpoint-500", 500)
+    poisoned = saved_at(500, 1000)
+    table = poisoned.tables["checkpoints"]
+    poisoned.tables["checkpoints"] = table.with_columns(nonfinite=(table["step"] == 1000).cast(int) * 7)
+    assert needs.resumable(poisoned) == ("checkpoint-500", 500)
     evidence = saved_at(500, 1000)
     evidence.tables["groups"] = evidence.tables["groups"].clear()
     assert needs.resumable(evidence) is None

@@ -65,6 +65,17 @@ def test_layers_are_those_of_the_two_files(poisoned):
     assert rows["mask"].nonfinite == (0, 0)  # -inf on purpose
 
 
+def test_a_layer_that_is_all_nan_has_neither_size_nor_travel():
+    found = bracket(judged(SAMPLES / "gf11-weights" / "run"))
+    assert found is not None
+    rows = {row.layer: row for row in found.layers}
+    before, after = rows["inner"].weight_rms
+    assert before == pytest.approx(0.23, rel=0.1)
+    assert after is not None
+    assert math.isnan(after)
+    assert (rows["inner"].travel, rows["inner"].changed) == (None, 1.0)
+
+
 def test_html_and_json_show_it(poisoned):
     report = build([poisoned], [])
     page = html.render(report)
@@ -96,7 +107,7 @@ def test_without_checkpoints_or_a_finding_there_is_no_such_section():
             "epoch=0-step=60.ckpt",
             'trainer.fit(model, ckpt_path="epoch=0-step=60.ckpt") with ModelCheckpoint(every_n_train_steps=1',
         ),
-        ("gf11-moments", "checkpoint-000144.pt", "Load checkpoint-000144.pt, make one more optimizer step"),
+        ("gf11-moments", "checkpoint-000096.pt", "Load checkpoint-000096.pt, make one more optimizer step"),
     ],
 )
 def test_two_checkpoints_far_apart_lead_to_the_advice_how_to_make_a_pair_in_that_framework(name, checkpoint, how):
