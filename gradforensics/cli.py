@@ -7,22 +7,22 @@ import gc
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from gradforensics import __version__
 from gradforensics.analyze_options import DEFAULT_OUTPUT, analyze_options
+from gradforensics.command_support import deliver, exit_code, harmless, inputs_of, pair, show, wanted_of
 from gradforensics.errors import GradforensicsError, UsageError
 from gradforensics.progress_bar import Bar
 from gradforensics.replay_options import replay_options
+from gradforensics.rules_command import rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from gradforensics.diagnosis.causes import Diagnosis
-    from gradforensics.diagnosis.rules import Rule
 
 EPILOG = (
     "Exit codes: 0 no proven or probable finding at or above --fail-on; 1 findings; 2 usage error or bad rule file; "
@@ -77,16 +77,16 @@ def analyze(
     from gradforensics.diagnosis.rules import load_rules
     from gradforensics.evidence.gather import gather
     from gradforensics.report import FORMATS
-    from gradforensics.report.model import build
+    from gradforensics.report.build import build
     from gradforensics.report.targets import targets
     from gradforensics.report.terminal import render
 
-    inputs = _inputs(paths)
-    other = _inputs([baseline] if baseline else [])
-    wanted = [*([("html", output)] if output is not None else []), *_wanted(outputs)]
+    inputs = inputs_of(paths)
+    other = inputs_of([baseline] if baseline else [])
+    wanted = [*([("html", output)] if output is not None else []), *wanted_of(outputs)]
     chosen = targets([*inputs, *other], wanted, FORMATS, default=("html", DEFAULT_OUTPUT))
-    facts, mapped = dict(_pair(s, "--set") for s in settings), dict(_pair(c, "--map") for c in columns)
-    rules = load_rules(Path(rules_folder)) if rules_folder else load_rules(examples=False, chinese=lang == "zh")
+    facts, mapped = dict(pair(s, "--set") for s in settings), dict(pair(c, "--map") for c in columns)
+    rules = load_rules(Path(rules_folder)) if rules_folder else load_rules(examples=False)
     with Bar() as bar:
         found = gather(
             inputs,
@@ -94,9 +94,9 @@ def analyze(
             columns=mapped,
             tensors=not no_tensors,
             names_from_config=names_from_config,
-            replayed=_inputs(replayed),
-            data=_inputs(data),
-            tokenizer=None if tokenizer is None else _inputs([tokenizer])[0],
+            replayed=inputs_of(replayed),
+            data=inputs_of(data),
+            tokenizer=None if tokenizer is None else inputs_of([tokenizer])[0],
             progress=bar,
         )
         known = []
@@ -108,8 +108,8 @@ def analyze(
     sources = list({(s.path, s.sha256): s for evidence in read for s in evidence.sources}.values())
     report = build(diagnoses, sources, language=lang)  # type: ignore[arg-type]  # a click.Choice
     rendered = [(target.path, FORMATS[target.format](report)) for target in chosen]
-    _deliver(rendered, partial(render, report), force=force)
-    return _exit_code(diagnoses, fail_on)
+    deliver(rendered, partial(render, report), force=force)
+    return exit_code(diagnoses, fail_on)
 
 
 SCAN_FAILS = ("nonfinite", "damaged", "dangerous")
@@ -159,10 +159,10 @@ def scan(
     from gradforensics.report import BINARY, SCAN_FORMATS, tensors
     from gradforensics.report.targets import targets
 
-    inputs = _inputs(paths)
+    inputs = inputs_of(paths)
     if list_only and "nonfinite" in fail_on:
         raise UsageError("--list reads no tensor: it cannot tell --fail-on nonfinite")
-    chosen = targets(inputs, _wanted(outputs), SCAN_FORMATS, binary=BINARY)
+    chosen = targets(inputs, wanted_of(outputs), SCAN_FORMATS, binary=BINARY)
     rendered: list[tuple[Path | None, str | bytes]] = []
     with Bar() as bar:
         named = named_checkpoints.open_named(inputs, progress=bar)
@@ -180,7 +180,7 @@ def scan(
             found.notices += named.notices
             shown = tensors.listed(found.checkpoints, limit) if list_only else tensors.measured(found, limit)
             rendered = [(target.path, SCAN_FORMATS[target.format](found)) for target in chosen]
-    _deliver(rendered, partial(tensors.render, shown, named.notices), force=force)
+    deliver(rendered, partial(tensors.render, shown, named.notices), force=force)
     return int(any(tensors.HAS[kind](one) for kind in fail_on for one in shown))
 
 
@@ -202,12 +202,12 @@ def diff(first: str, second: str, limit: int, outputs: Sequence[str], force: boo
     from gradforensics.report import difference
     from gradforensics.report.targets import targets
 
-    inputs = _inputs([first, second])
-    chosen = targets(inputs, _wanted(outputs), difference.FORMATS)
+    inputs = inputs_of([first, second])
+    chosen = targets(inputs, wanted_of(outputs), difference.FORMATS)
     with Bar() as bar:
         found = compare(*open_pair(*inputs, progress=bar), progress=bar)
     rendered = [(target.path, difference.FORMATS[target.format](found)) for target in chosen]
-    _deliver(rendered, partial(difference.render, found, limit=limit), force=force)
+    deliver(rendered, partial(difference.render, found, limit=limit), force=force)
     return 0
 
 
@@ -242,8 +242,8 @@ def replay(
     from gradforensics.report.replayed import render
     from gradforensics.report.targets import folder
 
-    (path,) = _inputs([run])
-    start, data = (None if name is None else _inputs([name])[0] for name in (checkpoint, batch))
+    (path,) = inputs_of([run])
+    start, data = (None if name is None else inputs_of([name])[0] for name in (checkpoint, batch))
     wanted = Wanted(path, step, start, program, fix, data, trust_run_code, rank)
     options = Options(wanted, tuple(experiments), device, time_limit, memory_limit, budget, runs)
     with Bar() as bar:
@@ -256,7 +256,7 @@ def replay(
         except KeyboardInterrupt:
             click.echo(f"what was found until then lies in {target}", err=True)
             raise
-    _show(partial(render, done, run=planned.chosen.run, folder=target), sys.stdout)
+    show(partial(render, done, run=planned.chosen.run, folder=target), sys.stdout)
     return int(any(result.outcome == "fault" for result in done.results))
 
 
@@ -284,133 +284,13 @@ def env(output: str | None, force: bool) -> int:
     if output == "-":
         click.echo(as_text(found), nl=False)
         return 0
-    path = default_path(found, Path()) if output is None else _inputs([output])[0]
+    path = default_path(found, Path()) if output is None else inputs_of([output])[0]
     write(path, as_text(found), force=force)
-    click.echo(_harmless(render(found, path)), nl=False)
+    click.echo(harmless(render(found, path)), nl=False)
     return 0
 
 
-@commands.group()
-def rules() -> None:
-    """The catalogue of cases."""
-
-
-@rules.command("list")
-@click.option(
-    "--rules", "folder", type=click.Path(file_okay=False), help="Rule files below this folder instead of the catalogue."
-)
-@click.option("--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True)
-def rules_list(folder: str | None, lang: str) -> int:
-    """List every case: id, severity, slug, title."""
-    for rule in _load(folder):
-        tested = "" if rule.signs else "  (this version has no test for it)"
-        title = rule.text(lang).title  # type: ignore[arg-type]  # click.Choice allows the two members only
-        click.echo(f"{rule.id}  {rule.severity}  {rule.slug:<24}  {title}{tested}")
-    return 0
-
-
-@rules.command("show")
-@click.argument("name", metavar="ID")
-@click.option(
-    "--rules", "folder", type=click.Path(file_okay=False), help="Rule files below this folder instead of the catalogue."
-)
-@click.option("--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True)
-def rules_show(name: str, folder: str | None, lang: str) -> int:
-    """Explain one case, by id (GF07) or slug."""
-    known = _load(folder)
-    chosen = next((r for r in known if name.lower() in (r.id.lower(), r.slug)), None)
-    if chosen is None:
-        raise UsageError(f"there is no rule {name!r}; see gradforensics rules list")
-    from gradforensics.report.rule_page import render
-
-    click.echo(render(chosen, lang), nl=False)  # type: ignore[arg-type]  # click.Choice allows the two members only
-    return 0
-
-
-@rules.command("check")
-@click.argument("folder", type=click.Path(file_okay=False, exists=True))
-def rules_check(folder: str) -> int:
-    """Check the rule files below FOLDER: the format, what a rule must hold, and every example.
-
-    All complaints are printed, each with file and line; a warning is a matter of style and no fault.
-    """
-    from pathlib import Path
-
-    from gradforensics.diagnosis.lint import check_folder
-
-    checked = check_folder(Path(folder))
-    for complaint in checked.complaints:
-        click.echo(_harmless(str(complaint)), err=True)
-    click.echo(f"{checked.rules} rules, {checked.examples} examples, {checked.wrong} wrong")
-    return 2 if checked.wrong else 0
-
-
-def _load(folder: str | None) -> list[Rule]:
-    from pathlib import Path
-
-    from gradforensics.diagnosis.rules import load_rules
-
-    return load_rules(Path(folder) if folder else None)
-
-
-def _pair(text: str, option: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise UsageError(f"{option} {text!r}: write {option} NAME=VALUE")
-    return key.strip(), value.strip()
-
-
-def _inputs(paths: Sequence[str]) -> list[Path]:
-    from pathlib import Path
-
-    if not all(p.strip() for p in paths):
-        raise UsageError("a PATH is empty (an unset variable?)")
-    return [Path(p) for p in paths]
-
-
-def _wanted(outputs: Sequence[str]) -> list[tuple[str, str]]:
-    return [_pair(text, "--output") for text in outputs]
-
-
-def _deliver(
-    rendered: Sequence[tuple[Path | None, str | bytes]],
-    summary: Callable[..., str],
-    *,
-    force: bool,
-) -> None:
-    """Write everything, then print the summary (to stderr where stdout carries an output).
-
-    rendered: (path, content), None for stdout. summary: called with color, width and written.
-    """
-    from gradforensics.report.write import write
-
-    written: list[str] = []
-    for path, content in rendered:
-        if path is not None:
-            write(path, content, force=force)
-            written.append(str(path))
-    piped = next((content for path, content in rendered if path is None), None)
-    if piped is not None:
-        click.echo(piped, nl=False)
-    _show(partial(summary, written=written), sys.stderr if piped is not None else sys.stdout)
-
-
-def _show(summary: Callable[..., str], stream: Any) -> None:
-    """Print a summary, which is called with color and width."""
-    import shutil
-
-    color = stream.isatty() and "NO_COLOR" not in os.environ
-    text = summary(color=color, width=shutil.get_terminal_size((100, 24)).columns)
-    click.echo(text, file=stream, nl=False, color=color)
-
-
-def _exit_code(diagnoses: Sequence[Diagnosis], fail_on: str) -> int:
-    found = any(
-        v.outcome == "fired" and v.strength != "suspect" and v.severity is not None and v.severity <= fail_on
-        for d in diagnoses
-        for v in d.verdicts
-    )
-    return 1 if found else 0
+commands.add_command(rules)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -428,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("gradforensics: interrupted; no output was left half-written", err=True)
         return 130
     except GradforensicsError as error:
-        click.echo(f"gradforensics: {_harmless(str(error))}", err=True)
+        click.echo(f"gradforensics: {harmless(str(error))}", err=True)
         return error.exit_code
     except BrokenPipeError:
         # the reader of our stdout went away (| head): no error of ours, and nothing more to say
@@ -436,13 +316,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:  # the last line of defence: exit code 3 and a plain message
         return _internal_error(error)
-
-
-def _harmless(text: str) -> str:
-    """Without control characters: a message may quote the evidence, which must not steer the terminal."""
-    from gradforensics.evidence.discover import printable
-
-    return "".join(one if one.isprintable() or one == "\n" else printable(one) for one in text)
 
 
 def _internal_error(error: Exception) -> int:

@@ -12,6 +12,7 @@ import pytest
 from gradforensics import COMMANDS, cli
 from gradforensics.cli import commands, main
 from gradforensics.progress_bar import Bar
+from tests.report.page import shown
 
 GOOD = "\n".join(json.dumps({"step": s, "loss": 2 + 2 / s, "lr": 1e-4}) for s in range(1, 101))
 BAD = "\n".join(
@@ -89,7 +90,7 @@ def test_a_run_is_judged_beside_a_baseline(here, run_of, tmp_path, capsys):
     assert compared["path"] == str(other)
     assert compared["differences"] == [{"key": "learning_rate", "here": 2e-3, "there": 1e-3}]
     assert "compared with" in err
-    page = (here / "gradforensics-report.html").read_text()
+    page = shown((here / "gradforensics-report.html").read_text())
     assert "Settings that differ from the compared run (1)" in page
     assert sum(s["path"] == "log.jsonl" for s in json.loads(out)["sources"]) == 2
 

@@ -11,7 +11,6 @@ from gradforensics.diagnosis import needs as needs_
 from gradforensics.diagnosis.rules import (
     SEVERITIES,
     STRENGTHS,
-    Language,
     LookAlike,
     Rule,
     Severity,
@@ -22,6 +21,7 @@ from gradforensics.diagnosis.rules import (
     fill,
 )
 from gradforensics.diagnosis.vocabulary import Answer, Fact, Hit, Missing
+from gradforensics.languages import Language
 from gradforensics.tables import Evidence
 
 Outcome: TypeAlias = Literal["fired", "clear", "not_judged"]
@@ -77,17 +77,18 @@ class Verdict:
             texts.title, fill(texts.what, self.facts), texts.why, tuple(fill(f, self.facts) for f in texts.fix)
         )
 
-    def verify(self) -> str:
+    def verify(self, language: Language = "en") -> str:
         """How to check the verdict, ready to paste; empty where this version lacks the command, or a replay did it.
 
         The step of a command is the onset; N stands for it where the onset is not known.
         """
         if not self.rule.verifiable or (self.holdings and self.holdings[0].sign.experiments):
             return ""
+        verify = self.rule.verify.in_(language)
         if self.outcome != "fired":
-            return self.rule.verify
+            return verify
         facts = {**self.facts, "onset": "N" if self.onset is None else self.onset}
-        return fill(self.rule.verify.replace("--step N", "--step {onset}"), facts, quote_run=True)
+        return fill(verify.replace("--step N", "--step {onset}"), facts, quote_run=True)
 
 
 def judge(rule: Rule, evidence: Evidence) -> Verdict:

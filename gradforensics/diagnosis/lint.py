@@ -10,7 +10,8 @@ from pathlib import Path
 
 from gradforensics.diagnosis.examples import check_example
 from gradforensics.diagnosis.rule_layout import Layout
-from gradforensics.diagnosis.rules import LANGUAGES, Rule, catalogue_ids, read_rules
+from gradforensics.diagnosis.rules import Rule, catalogue_ids, read_rules
+from gradforensics.languages import LANGUAGES
 
 LONGEST_TITLE = 72
 SHORTEST_SOURCE = 9  # characters: "own default" says where a number comes from, "measured" does not
@@ -107,7 +108,7 @@ def _texts(rule: Rule, say: Say) -> Iterator[Complaint]:
             )
         elif not _chinese(chinese.what):
             yield say(f"the Chinese what of the variant {variant} is not in Chinese", "what", f"zh.variant.{variant}")
-    if not rule.verify:
+    if not rule.verify.en:
         yield say("verify is missing: how can a reader check the verdict?")
     if not rule.look_alikes:
         yield say("no look_alike: what looks the same, and what separates it?")
@@ -125,7 +126,7 @@ def _chinese(text: str) -> bool:
 
 def _verify(rule: Rule, say: Say) -> Iterator[Complaint]:
     """What begins as a command is shown to be pasted, and must be one to its end."""
-    if rule.verify.startswith("gradforensics ") and re.search(r"[,;:] ", rule.verify):
+    if rule.verify.en.startswith("gradforensics ") and re.search(r"[,;:] ", rule.verify.en):
         yield say(
             "verify begins with a command and goes on in prose: begin with a verb, or give the command alone", "verify"
         )
@@ -140,8 +141,9 @@ def _unfilled(rule: Rule, say: Say) -> Iterator[Complaint]:
             for key in ("title", "why") if texts is not None else ():
                 if names := _placeholders(getattr(texts, key)):
                     yield say(f"{key} is shown as it stands: {{{names[0]}}} would not be filled in", key, place)
-    for key in ("false_alarms", "references"):
-        if names := [name for text in getattr(rule, key) for name in _placeholders(text)]:
+    listed = {"false_alarms": [told for text in rule.false_alarms for told in text], "references": rule.references}
+    for key, those in listed.items():
+        if names := [name for text in those for name in _placeholders(text)]:
             yield say(f"{key} are shown as they stand: {{{names[0]}}} would not be filled in", key)
 
 

@@ -19,6 +19,7 @@ from gradforensics import experiment_rows
 from gradforensics.checkpoint_signals import SURE, adam_like, checkpoints, groups_of
 from gradforensics.diagnosis import frameworks
 from gradforensics.experiments import JUDGED
+from gradforensics.languages import Language
 from gradforensics.tables import TABLES, Evidence, Phase
 
 OF_CHECKPOINTS = frozenset({"checkpoints", "tensors", "moments", "travels", "groups", "facts", "calls"})
@@ -149,7 +150,7 @@ def advice(
     step: int | None = None,
     *,
     framework: str = frameworks.GENERAL,
-    language: str = "en",
+    language: Language = "en",
     checkpoint: Resumable | None = None,
 ) -> str:
     """One line that says how to have this evidence next time; empty where the need speaks for itself.

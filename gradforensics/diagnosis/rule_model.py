@@ -13,14 +13,13 @@ from typing import Any, Literal, TypeAlias
 from gradforensics import COMMANDS
 from gradforensics.diagnosis import needs as needs_
 from gradforensics.diagnosis.vocabulary import Check, Fact
+from gradforensics.languages import NOTHING, Language, Text
 from gradforensics.questions import QUESTIONS
 
 Severity: TypeAlias = Literal["S1", "S2", "S3", "S4"]
 Strength: TypeAlias = Literal["suspect", "probable", "proven"]
-Language: TypeAlias = Literal["en", "zh"]
 
 SEVERITIES: tuple[Severity, ...] = ("S1", "S2", "S3", "S4")
-LANGUAGES: tuple[Language, ...] = ("en", "zh")
 STRENGTHS: tuple[Strength, ...] = ("suspect", "probable", "proven")
 
 _COMMAND = re.compile(r"\bgradforensics (\w+)")
@@ -74,7 +73,7 @@ class LookAlike:
     """A case that looks the same and how to tell; where `unless` holds, the signs it concerns are refuted."""
 
     case: str
-    tell: str
+    tell: Text
     unless: Test | None = None
     signs: tuple[str, ...] = ()
 
@@ -101,8 +100,8 @@ class Rule:
     texts: Mapping[tuple[Language, str | None], Texts]
     leads_to: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    verify: str = ""
-    false_alarms: tuple[str, ...] = ()
+    verify: Text = NOTHING
+    false_alarms: tuple[Text, ...] = ()
     references: tuple[str, ...] = ()
     variant_severity: Mapping[str, Severity] = field(default_factory=dict)
     variant_leads_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -119,8 +118,8 @@ class Rule:
     @property
     def verifiable(self) -> bool:
         """Whether this version has every command and every experiment that `verify` names."""
-        known = set(_COMMAND.findall(self.verify)) <= set(COMMANDS)
-        return bool(self.verify) and known and set(_EXPERIMENT.findall(self.verify)) <= set(QUESTIONS)
+        known = set(_COMMAND.findall(self.verify.en)) <= set(COMMANDS)
+        return bool(self.verify.en) and known and set(_EXPERIMENT.findall(self.verify.en)) <= set(QUESTIONS)
 
     def effects(self, variant: str | None) -> tuple[str, ...]:
         """The rules of the cases that this one leads to, in one of its variants."""

@@ -16,10 +16,8 @@ from gradforensics.diagnosis import needs as needs_
 from gradforensics.diagnosis.checks import CHECKS
 from gradforensics.diagnosis.rule_layout import Layout
 from gradforensics.diagnosis.rule_model import (
-    LANGUAGES,
     SEVERITIES,
     STRENGTHS,
-    Language,
     LookAlike,
     Parameter,
     Rule,
@@ -29,6 +27,7 @@ from gradforensics.diagnosis.rule_model import (
     Texts,
 )
 from gradforensics.errors import RuleError
+from gradforensics.languages import LANGUAGES, NOTHING, Language, Text
 
 _REQUIRED = ("id", "slug", "family", "title", "severity", "what", "why", "fix")
 _KEYS = {
@@ -36,23 +35,23 @@ _KEYS = {
     "look_alike", "example", "zh",
 }  # fmt: skip
 _TEXT_KEYS = {"title", "what", "why", "fix"}
+_ZH_LISTS = frozenset({"verify", "false_alarms"})  # of the rule as a whole
 _UNIT_KEYS = {"value", "unit", "source"}
 _SPEC = re.compile(r",?(\.\d{1,2})?[gfe%d]?")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _EXAMPLE = re.compile(r"^\[\[example\]\].*\n(?:[^\[\n].*\n|\n)*", re.MULTILINE)
-_CHINESE = re.compile(r"^\[zh[.\]].*\n(?:[^\[\n].*\n?|\n)*", re.MULTILINE)
 
 
 class Reader:
     """Reads one rule file; keeps its text to find the line of a complaint, and all complaints."""
 
-    def __init__(self, path: Path, *, examples: bool, chinese: bool = True) -> None:
+    def __init__(self, path: Path, *, examples: bool) -> None:
         self.path = path
         self.complaints: list[RuleError] = []
         try:
             text = path.read_text(encoding="utf-8")
             wanted = text if examples else _EXAMPLE.sub("", text)
-            self.data = tomli.loads(wanted if chinese else _CHINESE.sub("", wanted))
+            self.data = tomli.loads(wanted)
         except UnicodeDecodeError as error:
             raise RuleError(path, f"not UTF-8 text ({error.reason})") from None
         except tomli.TOMLDecodeError as error:
@@ -132,21 +131,35 @@ class Reader:
                 look_alikes.append(self.look_alike(table, parameters))
         self.unused(parameters)
         lists: dict[str, tuple[str, ...]] = {}
-        for key in ("leads_to", "needs", "false_alarms", "references"):
+        for key in ("leads_to", "needs", "references"):
             with self.part():
                 lists[key] = self.strings(data, key)
         with self.part():
             self.needs(lists.get("needs", ()), signs)
-        verify = ""
+        verify = NOTHING
+        false_alarms: tuple[Text, ...] = ()
         with self.part():
-            verify = self.string(data, "verify")
+            verify = Text(self.string(data, "verify"), self.string(data.get("zh", {}), "verify"))
+        with self.part():
+            false_alarms = self.false_alarms()
         rule = Rule(
             id=names["id"], slug=names["slug"], family=names["family"], severity=severity, path=self.path, texts=texts,
             verify=verify, variant_severity=variant_severity, variant_leads_to=variant_leads_to, parameters=parameters,
-            signs=tuple(signs), look_alikes=tuple(look_alikes), examples=tuple(data.get("example", [])), **lists,
+            signs=tuple(signs), look_alikes=tuple(look_alikes), examples=tuple(data.get("example", [])),
+            false_alarms=false_alarms, **lists,
         )  # fmt: skip
         self.placeholders(rule)
         return rule
+
+    def false_alarms(self) -> tuple[Text, ...]:
+        """When the verdict is a false alarm; a translation has as many entries."""
+        english, chinese = (
+            self.strings(self.data, "false_alarms"),
+            self.strings(self.data.get("zh", {}), "false_alarms"),
+        )
+        if chinese and len(chinese) != len(english):
+            raise self.error(f"zh false_alarms: {len(chinese)} entries, in English {len(english)}", "false_alarms")
+        return tuple(map(Text, english, chinese or [""] * len(english)))
 
     def head(self) -> tuple[Severity, dict[str, str]]:
         """Severity, id, slug and family."""
@@ -234,7 +247,8 @@ class Reader:
         variants = chinese.pop("variant", {})
         if chinese:
             with self.part("zh"):
-                texts["zh", None] = self.translated(self.texts(chinese), texts["en", None], "the rule")
+                told = self.texts(chinese, extra=_ZH_LISTS)
+                texts["zh", None] = self.translated(told, texts["en", None], "the rule")
         for name, table in variants.items():
             with self.part(f"zh.variant.{name}"):
                 if ("en", name) not in texts:
@@ -314,7 +328,7 @@ class Reader:
 
     def look_alike(self, table: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> LookAlike:
         """One [[look_alike]]."""
-        unknown = sorted(set(table) - {"case", "tell", "unless", "signs"})
+        unknown = sorted(set(table) - {"case", "tell", "tell_zh", "unless", "signs"})
         if unknown or not self.string(table, "case") or not self.string(table, "tell"):
             raise self.error(
                 f"a look_alike has case, tell and optionally unless and signs (found {sorted(table)})", "look_alike"
@@ -325,7 +339,7 @@ class Reader:
             if name not in known:
                 raise self.error(f"the look_alike {table['case']} names the sign {name!r}, which does not exist", name)
         unless = self.test(table["unless"], parameters) if "unless" in table else None
-        return LookAlike(table["case"], table["tell"], unless, named)
+        return LookAlike(table["case"], Text(table["tell"], self.string(table, "tell_zh")), unless, named)
 
     def placeholders(self, rule: Rule) -> None:
         """Every placeholder of a text that a sign can produce must be a fact of that sign's check."""
@@ -336,7 +350,7 @@ class Reader:
             for name, variant, facts in speakers or [(rule.id, v, always) for v in (None, *rule.variants)]:
                 texts = rule.text(language, variant)
                 place = ".".join([*(["zh"] if language == "zh" else []), *(["variant", variant] if variant else [])])
-                for text in (texts.what, *texts.fix, rule.verify):
+                for text in (texts.what, *texts.fix, rule.verify.in_(language)):
                     for complaint, needle in _bad_placeholders(text, facts, name):
                         if (text, complaint) not in told:
                             told.add((text, complaint))

@@ -12,10 +12,8 @@ from pathlib import Path
 
 from gradforensics.diagnosis.rule_layout import complaint
 from gradforensics.diagnosis.rule_model import (
-    LANGUAGES,
     SEVERITIES,
     STRENGTHS,
-    Language,
     LookAlike,
     Parameter,
     Rule,
@@ -30,10 +28,8 @@ from gradforensics.diagnosis.rule_reader import Reader
 from gradforensics.errors import RuleError
 
 __all__ = [
-    "LANGUAGES",
     "SEVERITIES",
     "STRENGTHS",
-    "Language",
     "LookAlike",
     "Parameter",
     "Rule",
@@ -53,9 +49,9 @@ __all__ = [
 _ID = re.compile(r'^id\s*=\s*"([^"\n]*)"', re.MULTILINE)
 
 
-def load_rule(path: Path, *, examples: bool = True, chinese: bool = True) -> Rule:
-    """Read one rule file, with its examples and its Chinese texts or without; RuleError for the first thing wrong."""
-    reader = Reader(path, examples=examples, chinese=chinese)
+def load_rule(path: Path, *, examples: bool = True) -> Rule:
+    """Read one rule file, with its examples or without; RuleError for the first thing wrong."""
+    reader = Reader(path, examples=examples)
     rule = reader.rule()
     for error in reader.complaints:
         raise error
@@ -75,13 +71,12 @@ def catalogue_ids() -> frozenset[str]:
     return frozenset(found[1] for text in texts if (found := _ID.search(text)))
 
 
-def load_rules(folder: Path | None = None, *, examples: bool = True, chinese: bool = True) -> list[Rule]:
+def load_rules(folder: Path | None = None, *, examples: bool = True) -> list[Rule]:
     """Every rule below a folder, by id; raises RuleError for a bad file and for contradictions between files.
 
-    folder: None is the catalogue. examples, chinese: False where nobody runs them or reads it; they are more than half
-    of what is read.
+    folder: None is the catalogue. examples: False where nobody runs them; they are half of what is read.
     """
-    loaded = (load_rule(path, examples=examples, chinese=chinese) for path in _files(folder))
+    loaded = (load_rule(path, examples=examples) for path in _files(folder))
     rules = sorted(loaded, key=lambda r: r.id)
     for error in contradictions(rules):
         raise error

@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from gradforensics.languages import Language
 from gradforensics.report.model import Report, RunReport, VerdictRow
 
 SCHEMA = 1
@@ -30,7 +31,7 @@ def data(report: Report) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "tool": report.tool,
-        "runs": [_run(run) for run in report.runs],
+        "runs": [_run(run, report.language) for run in report.runs],
         "sources": [asdict(source) for source in report.sources],
     }
 
@@ -46,7 +47,7 @@ def text_of(plain_data: Any) -> str:
     return text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate becomes its own JSON escape, \\udc80
 
 
-def _run(run: RunReport) -> dict[str, Any]:
+def _run(run: RunReport, language: Language) -> dict[str, Any]:
     return {
         "name": run.name,
         "steps": None if run.steps is None else list(run.steps),
@@ -55,7 +56,7 @@ def _run(run: RunReport) -> dict[str, Any]:
         "primary": None if run.primary is None else run.primary.rule,
         "chain": [list(edge) for edge in run.chain],
         "last_good_checkpoint": run.last_good_checkpoint,
-        "verdicts": [_verdict(v) for v in run.verdicts],
+        "verdicts": [_verdict(v, language) for v in run.verdicts],
         "series": [plain(asdict(row)) for row in run.series],
         "settings": [plain(asdict(row)) for row in run.settings],
         "notices": [asdict(notice) for notice in run.notices],
@@ -65,19 +66,19 @@ def _run(run: RunReport) -> dict[str, Any]:
         "compared": None if run.compared is None else plain(asdict(run.compared)),
         "checkpoints": None if run.checkpoints is None else [plain(asdict(row)) for row in run.checkpoints.rows],
         "bracket": None if run.bracket is None else plain(asdict(run.bracket)),
-        "pair": None if run.pair is None else plain(asdict(run.pair)),
+        "pair": None if run.pair is None else plain({**asdict(run.pair), "advice": run.pair.advice.in_(language)}),
         "replays": [plain(asdict(replay)) for replay in run.replays],
         "data": None if run.data is None else [plain(asdict(row)) for row in run.data],
         "calls": [asdict(call) for call in run.checkpoints.calls] if run.checkpoints else [],
     }
 
 
-def _verdict(verdict: VerdictRow) -> dict[str, Any]:
+def _verdict(verdict: VerdictRow, language: Language) -> dict[str, Any]:
     return {
         "rule": verdict.rule,
         "slug": verdict.slug,
         "family": verdict.family,
-        "title": verdict.title,
+        "title": verdict.title.in_(language),
         "outcome": verdict.outcome,
         "variant": verdict.variant,
         "severity": verdict.severity,
@@ -85,10 +86,10 @@ def _verdict(verdict: VerdictRow) -> dict[str, Any]:
         "alarm": verdict.alarm,
         "onset": verdict.onset,
         "onset_after": verdict.onset_after,
-        "what": verdict.what,
-        "why": verdict.why,
-        "fix": list(verdict.fix),
-        "verify": verdict.verify,
+        "what": verdict.what.in_(language),
+        "why": verdict.why.in_(language),
+        "fix": [fix.in_(language) for fix in verdict.fix],
+        "verify": verdict.verify.in_(language),
         "hits": [plain(asdict(hit)) for hit in verdict.hits],
         "refuted_by": [one.case for one in verdict.refuted_by],
         "not_excluded": [one.case for one in verdict.not_excluded],

@@ -5,17 +5,14 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from gradforensics.report.bracket import Bracket, LayerRow, Node
-from gradforensics.report.pieces import Pieces, cell, joined, soft, tag
+from gradforensics.report.markup import Tables, cell, joined, soft, tag
 from gradforensics.report.words import compact, shorten
 
 LAYERS = 60  # rows that a page shows; the JSON report has them all
 
 
-class BracketPieces:
+class BracketPieces(Tables):
     """Builds the section from the pieces of the page."""
-
-    def __init__(self, pieces: Pieces) -> None:
-        self.pieces, self.words = pieces, pieces.words
 
     def way(self, found: Bracket) -> Markup:
         """The logged points and the checkpoints, in the order of their steps."""
@@ -24,7 +21,7 @@ class BracketPieces:
     def _node(self, node: Node) -> Markup:
         words = self.words
         if node.kind == "log":
-            told: object = f"{words('logged')} {node.name} {compact(node.value, 6)}"
+            told = joined([words("logged"), node.name, compact(node.value, 6)])
         else:
             bad = words("not_measured") if node.nonfinite is None else words("nonfinite_n", n=f"{node.nonfinite:,}")
             told = joined([tag("code", shorten(node.name, 80)), soft(bad)])
@@ -34,8 +31,8 @@ class BracketPieces:
         """Every layer before and after."""
         rows = [self._layer(row) for row in found.layers[:LAYERS]]
         heads = ("layer", "parameters", "weight_rms", "travel", "changed_share", "gradient_rms", "nonfinite")
-        table = self.pieces.table(heads, rows, numeric=range(1, 7))
-        return table + self.pieces.cut(len(found.layers), LAYERS)
+        table = self.table(heads, rows, numeric=range(1, 7))
+        return table + self.cut(len(found.layers), LAYERS)
 
     def _layer(self, row: LayerRow) -> Markup:
         bad = [None if n is None else f"{n:,}" for n in row.nonfinite]

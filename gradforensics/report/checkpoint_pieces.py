@@ -5,7 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from gradforensics.report.checkpoints import CallRow, CheckpointRow, Checkpoints, GroupRow
-from gradforensics.report.pieces import Pieces, cell, chip, joined, soft, tag, where
+from gradforensics.report.markup import Tables, cell, chip, joined, soft, tag, where
 from gradforensics.report.tensors import would_run
 from gradforensics.report.words import compact, magnitude, number, shorten
 
@@ -13,17 +13,14 @@ from gradforensics.report.words import compact, magnitude, number, shorten
 CHECKPOINTS, CALLS, GROUPS = 100, 40, 40
 
 
-class CheckpointPieces:
+class CheckpointPieces(Tables):
     """Builds the tables of the section from the pieces of the page."""
-
-    def __init__(self, pieces: Pieces) -> None:
-        self.pieces, self.words = pieces, pieces.words
 
     def checkpoints(self, found: Checkpoints) -> Markup:
         """Every checkpoint, the last good one marked; of many the oldest are left out."""
         rows = [self._checkpoint(row) for row in found.rows[-CHECKPOINTS:]]
         heads = ("checkpoint", "step_head", "format", "complete", "size", "parameters", "nonfinite", "named")
-        return self.pieces.table(heads, rows, numeric=(1, 4, 5, 6)) + self.pieces.cut(len(found.rows), CHECKPOINTS)
+        return self.table(heads, rows, numeric=(1, 4, 5, 6)) + self.cut(len(found.rows), CHECKPOINTS)
 
     def _checkpoint(self, row: CheckpointRow) -> Markup:
         words = self.words
@@ -59,18 +56,16 @@ class CheckpointPieces:
             for t in found.worst
         ]
         heads = ("tensor", "role", "type", "nan", "inf", "elements", "min", "max")
-        return self.pieces.table(heads, rows, numeric=range(3, 8)) + self.pieces.cut(
-            found.bad, len(found.worst), "more"
-        )
+        return self.table(heads, rows, numeric=range(3, 8)) + self.cut(found.bad, len(found.worst), "more")
 
     def groups(self, found: Checkpoints) -> Markup:
         """The parameter groups of the newest checkpoint, and how its states were given their names."""
         rows = [self._group(group) for group in found.groups[:GROUPS]]
         heads = ("group", "optimizer", "lr", "betas", "eps", "weight_decay", "momentum", "step_head", "group_size")
         told = next((row.naming for row in found.rows if row.path == found.newest and row.naming), "")
-        named = tag("p", f"{self.words('naming')}: {shorten(told, 400)}", kind="soft") if told else ""
-        table = self.pieces.table(heads, rows, numeric=range(2, 9))
-        return table + self.pieces.cut(len(found.groups), GROUPS, "more") + named
+        named = tag("p", self.words("naming"), ": ", shorten(told, 400), kind="soft") if told else ""
+        table = self.table(heads, rows, numeric=range(2, 9))
+        return table + self.cut(len(found.groups), GROUPS, "more") + named
 
     def _group(self, group: GroupRow) -> Markup:
         span = "" if group.step_min is None else str(group.step_min)
@@ -93,13 +88,13 @@ class CheckpointPieces:
         items = [
             tag("li", joined([chip(self.words("dangerous"), "alarm"), self._call(c)])) for c in found.dangerous[:CALLS]
         ]
-        return tag("ul", *items, kind="plain") + self.pieces.cut(len(found.dangerous), CALLS)
+        return tag("ul", *items, kind="plain") + self.cut(len(found.dangerous), CALLS)
 
     def others(self, found: Checkpoints) -> Markup:
         """All other names that the pickles would import."""
         others = [call for call in found.calls if not call.danger]
         items = [tag("li", self._call(call)) for call in others[:CALLS]]
-        return tag("ul", *items, kind="plain") + self.pieces.cut(len(others), CALLS)
+        return tag("ul", *items, kind="plain") + self.cut(len(others), CALLS)
 
     def _call(self, call: CallRow) -> Markup:
         return joined([tag("code", would_run(call.name, call.arguments)), where(call.source, None)])

@@ -7,19 +7,16 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from gradforensics.report.data_rows import DataRow
-from gradforensics.report.pieces import Pieces, cell, joined, soft, tag, where
+from gradforensics.report.markup import Tables, cell, joined, soft, tag, where
 from gradforensics.report.words import number, shorten
 
 ROWS = 400  # that a page shows; the JSON report has them all
 
 
-class DataPieces:
+class DataPieces(Tables):
     """Builds the table of the section from the pieces of the page."""
 
-    def __init__(self, pieces: Pieces) -> None:
-        self.pieces, self.words = pieces, pieces.words
-
-    def table(self, rows: Sequence[DataRow]) -> Markup:
+    def quantities(self, rows: Sequence[DataRow]) -> Markup:
         """All quantities, a file and a column named once."""
         shown: list[Markup] = []
         before: tuple[str, str] | None = None
@@ -39,4 +36,4 @@ class DataPieces:
             shown.append(tag("tr", *cells, kind="opens" if opens and before is not None else ""))
             before = (one.file, one.column)
         heads = ("path", "quantity", "value", "unit", "count", "sample", "note")
-        return self.pieces.table(heads, shown, numeric=(2, 4, 5)) + self.pieces.cut(len(rows), ROWS)
+        return self.table(heads, shown, numeric=(2, 4, 5)) + self.cut(len(rows), ROWS)

@@ -6,53 +6,76 @@ import base64
 import hashlib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from gradforensics.report import svg
+from gradforensics.languages import Language, Text
+from gradforensics.report import palette, svg
 from gradforensics.report.bracket_pieces import BracketPieces
 from gradforensics.report.charts import Chart
 from gradforensics.report.checkpoint_pieces import CheckpointPieces
 from gradforensics.report.data_pieces import DataPieces
+from gradforensics.report.markup import PageWords, tag, visible
 from gradforensics.report.model import Report
-from gradforensics.report.pieces import Pieces, tag, visible
+from gradforensics.report.pieces import Pieces
 from gradforensics.report.replay_pieces import ReplayPieces
 from gradforensics.report.words import Words, ordered_chain, shorten
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
+# joined in this order; page.css and page.js come last and may rely on the others
+_STYLES = ("charts.css", "page.css", "print.css")
+_SCRIPTS = ("charts.js", "page.js")
+
+
 @cache
-def _environment() -> Environment:
+def _environment(first: Language) -> Environment:
+    """The templates of a page whose reader sees one language first."""
+    words = PageWords(first)
+
+    def finalize(value: Any) -> Any:
+        return words.text(value) if isinstance(value, Text) else visible(value)
+
     return Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=visible,
+        finalize=finalize,
         trim_blocks=True,
         lstrip_blocks=True,
     )
 
 
 @cache
-def _asset(name: str) -> Markup:
-    return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))  # noqa: S704  # a file of this package
+def _assets(*names: str) -> Markup:
+    texts = ((_TEMPLATES / name).read_text(encoding="utf-8") for name in names)
+    return Markup("".join(texts))  # noqa: S704  # files of this package
+
+
+@cache
+def _style() -> Markup:
+    return Markup(palette.style()) + _assets(*_STYLES)  # noqa: S704  # our own text
+
+
+@cache
+def _script() -> Markup:
+    return _assets(*_SCRIPTS)
 
 
 @cache
 def _policy() -> str:
     """The page's own content security policy: nothing is loaded, and no script or style but ours is obeyed."""
-    digests = [
-        base64.b64encode(hashlib.sha256(_asset(n).encode()).digest()).decode() for n in ("report.css", "report.js")
-    ]
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (_style(), _script())]
     return "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'".format(*digests)
 
 
 def render(report: Report) -> str:
     """The whole page."""
-    words = Words(report.language)
-    pieces = Pieces(words)
+    words = PageWords(report.language)
+    plain = Words(report.language)
     drawn = 0
 
     def draw(charts: tuple[Chart, ...]) -> Markup:
@@ -60,28 +83,28 @@ def render(report: Report) -> str:
         figures = []
         for chart in charts:
             drawn += 1
-            drawing = Markup(svg.draw(chart, words, f"c{drawn}"))  # noqa: S704  # svg escapes every text that it draws
+            drawing = Markup(svg.draw(chart, plain, f"c{drawn}"))  # noqa: S704  # svg escapes every text that it draws
             figures.append(tag("figure", drawing))
         return Markup("").join(figures)
 
     return (
-        _environment()
+        _environment(report.language)
         .get_template("report.html")
         .render(
             report=report,
             w=words,
-            p=pieces,
-            c=CheckpointPieces(pieces),
-            b=BracketPieces(pieces),
-            r=ReplayPieces(pieces),
-            d=DataPieces(pieces),
+            p=Pieces(words),
+            c=CheckpointPieces(words),
+            b=BracketPieces(words),
+            r=ReplayPieces(words),
+            d=DataPieces(words),
             draw=draw,
             ordered_chain=ordered_chain,
-            title=shorten(_title(report, words), 200),
+            title=shorten(_title(report, plain), 200),
             html_language="zh-CN" if report.language == "zh" else "en",
             policy=Markup(_policy()),  # noqa: S704  # our own text; quotes must stay quotes
-            style=_asset("report.css"),
-            script=_asset("report.js"),
+            style=_style(),
+            script=_script(),
         )
     )
 

@@ -1,63 +1,24 @@
-"""The tables and lists of the page as markup. Every text passes through `tag`, which escapes it."""
+"""The tables and lists of the page that belong to no section with pieces of its own."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
+from gradforensics.report.markup import Tables, cell, chip, joined, soft, tag, where
 from gradforensics.report.model import HitRow, Report, RunReport, VerdictRow
-from gradforensics.report.words import Words, is_command, number, place, printable, shorten
+from gradforensics.report.words import is_command, number, shorten
 from gradforensics.tables import Source
 
 # How many rows of each kind a page shows; the JSON report has them all.
 HITS, NOTICES, SOURCES, SETTINGS, SERIES, RUNS, EVENTS = 12, 100, 300, 300, 100, 200, 200
 
 
-def visible(value: Any) -> Any:
-    """What may be put into the page: text with its control characters spelled out; markup of our own as it is."""
-    if value is None:
-        return ""
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def tag(name: str, *children: object, kind: str = "", **attributes: object) -> Markup:
-    """An element with escaped children and attributes; `kind` is its class."""
-    given = {"class": kind, **attributes} if kind else attributes
-    opening = "".join(
-        f' {key.rstrip("_")}="{escape(visible(value))}"' for key, value in given.items() if value is not None
-    )
-    inner = "".join(escape(visible(c)) for c in children)
-    return Markup(f"<{name}{opening}>{inner}</{name}>")  # noqa: S704  # both parts are escaped just above
-
-
-def soft(*children: object) -> Markup:
-    """Secondary text."""
-    return tag("span", *children, kind="soft")
-
-
-def joined(parts: Iterable[object], between: str = " ") -> Markup:
-    """Parts escaped one by one and joined."""
-    return escape(between).join(escape(visible(p)) for p in parts)
-
-
-def where(source: str | None, line: int | None) -> Markup:
-    """`source:line` as code; empty where no source is known."""
-    return tag("code", shorten(place(source, line), 160), kind="where") if source else Markup("")
-
-
-def chip(text: str, kind: str = "") -> Markup:
-    """A short word in a frame."""
-    return tag("span", text, kind=f"chip {kind}".strip())
-
-
-class Pieces:
-    """Builds the pieces of one page in one language."""
-
-    def __init__(self, words: Words) -> None:
-        self.words = words
+class Pieces(Tables):
+    """Builds the pieces of one page."""
 
     # -- small ones ----------------------------------------------------------------------------------------------------
 
@@ -73,18 +34,19 @@ class Pieces:
 
     def ending(self, run: RunReport) -> Markup:
         """How the run ended, with the line that shows it."""
-        told = [self.words(run.ending.kind) + (":" if run.ending.text else "")]
+        told = [joined([self.words(run.ending.kind), ":" if run.ending.text else ""], "")]
         quoted = tag("q", shorten(run.ending.text, 300)) if run.ending.text else ""
         return joined([p for p in (*told, quoted, where(run.ending.source, run.ending.line)) if p])
 
     def verify(self, verdict: VerdictRow) -> Markup:
         """How to verify: a command to copy, or prose."""
-        return tag("pre", tag("code", verdict.verify)) if is_command(verdict.verify) else tag("p", verdict.verify)
+        verify = self.words.text(verdict.verify)
+        return tag("pre", tag("code", verify)) if is_command(verdict.verify.en) else tag("p", verify)
 
     def advice(self, run: RunReport, most: int) -> Markup:
         """What to log next time and which rules it would help to judge."""
         items = [
-            tag("li", line, " ", soft(f"{self.words('would_judge')} {', '.join(rules)}"))
+            tag("li", self.words.text(line), " ", soft(self.words("would_judge"), " ", ", ".join(rules)))
             for line, rules in run.advice()[:most]
         ]
         return tag("ul", *items, kind="advice")
@@ -101,23 +63,17 @@ class Pieces:
         those = [(one, "refuted") for one in verdict.refuted_by] + [
             (one, "not_excluded") for one in verdict.not_excluded
         ]
+        text = self.words.text
         items = [
-            tag("li", joined([chip(self.words(state), state), tag("b", one.case), one.title, soft(one.tell)]))
+            tag(
+                "li",
+                joined([chip(self.words(state), state), tag("b", one.case), text(one.title), soft(text(one.tell))]),
+            )
             for one, state in those
         ]
         return tag("ul", *items, kind="plain")
 
     # -- tables --------------------------------------------------------------------------------------------------------
-
-    def table(self, heads: Sequence[str], rows: Iterable[Markup], numeric: Sequence[int] = ()) -> Markup:
-        """A table whose heads are keys of the label table."""
-        cells = [tag("th", self.words(h) if h else "", kind="n" if i in numeric else "") for i, h in enumerate(heads)]
-        head = tag("thead", tag("tr", *cells)) if any(heads) else ""
-        return tag("div", tag("table", head, tag("tbody", *rows)), kind="scroll")
-
-    def cut(self, total: int, shown: int, label: str = "more_rows") -> Markup:
-        """A line that says how many rows were left out."""
-        return tag("p", self.words(label, n=total - shown), kind="soft") if total > shown else Markup("")
 
     def hits(self, verdict: VerdictRow) -> Markup:
         """The evidence of a finding."""
@@ -268,14 +224,26 @@ class Pieces:
         """Runs that this one can be compared with, as links."""
         anchors = {other.name: f"#r{i}" for i, other in enumerate(report.runs, 1)}
         links = joined([tag("a", name, href=anchors[name]) for name in run.baselines], ", ")
-        return joined([links, soft(f"{self.words('baselines_why')}; {self.words('baselines_how')}")])
+        return joined([links, soft(self.words("baselines_why"), "; ", self.words("baselines_how"))])
 
     def compared(self, run: RunReport) -> Markup:
         """The run of --baseline, and how many settings differ."""
         if run.compared is None:
             return Markup("")
         told = self.words.count("differs", len(run.compared.differences))
-        return joined([run.compared.name, soft(f"{self.words('sibling')}; {told}" if run.compared.sibling else told)])
+        return joined(
+            [run.compared.name, soft(joined([self.words("sibling"), told], "; ") if run.compared.sibling else told)]
+        )
+
+    def pair(self, run: RunReport) -> Markup:
+        """What a checkpoint one optimizer step after the newest one would prove, and how to have it."""
+        pair = run.pair
+        if pair is None:
+            return Markup("")
+        rules = ", ".join(pair.rules)
+        return self.words.of(
+            lambda words: words("pair", checkpoint=pair.checkpoint, rules=rules, advice=pair.advice.in_(words.language))
+        )
 
     def differences(self, run: RunReport) -> Markup:
         """The settings in which this run and the one of --baseline differ."""
@@ -295,7 +263,7 @@ class Pieces:
             state = ("alarm" if v.alarm else "weak") if v.outcome == "fired" else v.outcome
             told = self.words(v.strength or (v.outcome if v.testable or v.outcome != "not_judged" else "no_test_short"))
             link = tag("a", tag("b", v.rule), " ", tag("i", told), " ", tag("span", v.slug), href=f"#{anchor}-{v.rule}")
-            families.setdefault(v.family, []).append(tag("li", link, kind=f"cell {state}", title=v.title))
+            families.setdefault(v.family, []).append(tag("li", link, kind=f"cell {state}"))
         rows = [
             tag("div", tag("h4", name.replace("-", " ").capitalize()), tag("ul", *cells), kind="family")
             for name, cells in families.items()
@@ -307,17 +275,26 @@ class Pieces:
 
         def row(v: VerdictRow) -> Markup:
             refuted = [
-                joined([Markup("<br>"), chip(f"{self.words('refuted_by')} {one.case}", "refuted"), soft(one.tell)])
+                joined(
+                    [
+                        Markup("<br>"),
+                        chip(joined([self.words("refuted_by"), one.case]), "refuted"),
+                        soft(self.words.text(one.tell)),
+                    ]
+                )
                 for one in v.refuted_by
             ]
-            looked = (
-                [f"{self.words('judged_by')}: {', '.join(v.judged_signs).replace('_', ' ')}"] if v.judged_signs else []
-            )
+            signs = ", ".join(v.judged_signs).replace("_", " ")
+            looked = [joined([self.words("judged_by"), ": ", tag("code", signs)], "")] if signs else []
             at = "clear_at" if v.by_replay_alone else "clean_at"
             looked += [self.words(at, steps=_listed(v.replayed))] if v.replayed else []
-            lacked = [f"{self.words('also_missing')}: {', '.join(g.need for g in v.missing)}"] if v.missing else []
+            needs = ", ".join(g.need for g in v.missing)
+            lacked = [joined([self.words("also_missing"), ": ", needs], "")] if needs else []
             return self._row(
-                v, anchor, tag("td", v.title, *refuted), tag("td", joined(looked + lacked, Markup("<br>")), kind="soft")
+                v,
+                anchor,
+                tag("td", self.words.text(v.title), *refuted),
+                tag("td", joined(looked + lacked, Markup("<br>")), kind="soft"),
             )
 
         return self.table(("", "", ""), map(row, run.having("clear")))
@@ -328,25 +305,25 @@ class Pieces:
         def row(v: VerdictRow) -> Markup:
             if not v.testable:
                 return self._row(
-                    v, anchor, tag("td", v.title), tag("td", self.words("no_test"), colspan=2), kind="soft"
+                    v,
+                    anchor,
+                    tag("td", self.words.text(v.title)),
+                    tag("td", self.words("no_test"), colspan=2),
+                    kind="soft",
                 )
             needs = joined((tag("code", g.need, kind="need") for g in v.missing), Markup("<br>"))
             if v.replayed:
                 found = self.words("clean_at", steps=_listed(v.replayed))
                 needs = joined([p for p in (needs, soft(found)) if p], Markup("<br>"))
-            advice = " ".join(dict.fromkeys(g.advice for g in v.missing if g.advice))
-            return self._row(v, anchor, tag("td", v.title), tag("td", needs), tag("td", advice))
+            advice = joined(self.words.text(one) for one in dict.fromkeys(g.advice for g in v.missing if g.advice.en))
+            title = self.words.text(v.title)
+            return self._row(v, anchor, tag("td", title), tag("td", needs), tag("td", advice))
 
         blind = sorted(run.having("not_judged"), key=lambda v: not v.testable)
         return self.table(("rule", "title", "missing", "advice"), map(row, blind))
 
     def _row(self, verdict: VerdictRow, anchor: str, *cells: Markup, kind: str = "") -> Markup:
         return tag("tr", tag("td", tag("b", verdict.rule)), *cells, kind=kind, id=f"{anchor}-{verdict.rule}")
-
-
-def cell(value: object, kind: str = "") -> Markup:
-    """A numeric table cell."""
-    return tag("td", value, kind=f"n {kind}".strip())
 
 
 def _listed(steps: Sequence[int]) -> str:

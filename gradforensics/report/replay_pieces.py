@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from gradforensics.report.pieces import Pieces, chip, joined, soft, tag, where
+from gradforensics.report.markup import Tables, chip, joined, soft, tag, where
 from gradforensics.report.replays import ReplayRow, ResultRow
 from gradforensics.report.words import shorten
 
@@ -16,11 +16,8 @@ _TEXT = 700
 _COLOURS = {"fault": "alarm", "clean": "good", "verified": "good"}
 
 
-class ReplayPieces:
+class ReplayPieces(Tables):
     """Builds the tables of the section from the pieces of the page."""
-
-    def __init__(self, pieces: Pieces) -> None:
-        self.pieces, self.words = pieces, pieces.words
 
     def circumstances(self, replay: ReplayRow) -> Markup:
         """From which state, on which device, with which code."""
@@ -50,8 +47,8 @@ class ReplayPieces:
         for one in replay.told[:RESULTS]:
             rows.append(self._row(one, asks=one.experiment != before, first=before is None))
             before = one.experiment
-        table = self.pieces.table(("question", "changed", "result", "conclusion"), rows)
-        return tag("div", table, kind="replay") + self.pieces.cut(len(replay.told), RESULTS)
+        table = self.table(("question", "changed", "result", "conclusion"), rows)
+        return tag("div", table, kind="replay") + self.cut(len(replay.told), RESULTS)
 
     def _row(self, one: ResultRow, *, asks: bool, first: bool) -> Markup:
         asked = joined([shorten(one.question, _TEXT), soft(one.experiment)], Markup("<br>")) if asks else ""
@@ -76,12 +73,12 @@ class ReplayPieces:
             )
             for one in replay.left_out[:RESULTS]
         ]
-        return tag("ul", *items, kind="plain") + self.pieces.cut(len(replay.left_out), RESULTS)
+        return tag("ul", *items, kind="plain") + self.cut(len(replay.left_out), RESULTS)
 
     def notices(self, replay: ReplayRow) -> Markup:
         """What the replay itself remarks."""
         items = [tag("li", shorten(text, 400)) for text in replay.notices[:NOTICES]]
-        return tag("ul", *items, kind="plain notices") + self.pieces.cut(len(replay.notices), NOTICES)
+        return tag("ul", *items, kind="plain notices") + self.cut(len(replay.notices), NOTICES)
 
     def environment(self, replay: ReplayRow) -> Markup:
         """Versions and machine of the replay, which need not be those of the run."""
@@ -98,7 +95,8 @@ class ReplayPieces:
                     [
                         chip(self.words("out_verified"), "good"),
                         tag("b", shorten(one.changed, _TEXT)),
-                        f"{shorten(one.result, _TEXT)} ({self.words('step_n', n=one.step)})",
+                        shorten(one.result, _TEXT),
+                        joined(["(", self.words("step_n", n=one.step), ")"], ""),
                         soft(shorten(one.conclusion, _TEXT)),
                         where(one.source, one.line),
                     ]

@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from gradforensics.diagnosis import needs
-from gradforensics.diagnosis.rules import Language, Rule
+from gradforensics.diagnosis.rules import Rule
+from gradforensics.languages import Language
 
 _WIDTH = 100
 _PLACEHOLDER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
@@ -34,12 +35,13 @@ def _lines(rule: Rule, language: Language) -> Iterator[str]:
         yield from _section(f"Variant {variant} ({severity})", [*_paragraph(own.what), *_items(own.fix)])
     yield from _section("Signs", _signs(rule))
     yield from _section("Needs", _items(_needs(rule, language)))
-    yield from _section("Look-alikes", _items(f"{a.case}: {a.tell}" for a in rule.look_alikes))
+    yield from _section("Look-alikes", _items(f"{a.case}: {a.tell.in_(language)}" for a in rule.look_alikes))
     effects = [f"variant {variant}: {', '.join(rules)}" for variant, rules in rule.variant_leads_to.items() if rules]
     yield from _section("May lead to", _items([*rule.leads_to, *effects]))
-    yield from _section("Can be a false alarm", _items(rule.false_alarms))
-    verify = rule.verify if rule.verifiable else f"{rule.verify} (not in this version)"
-    yield from _section("Verify", _items([verify] if rule.verify else []))
+    yield from _section("Can be a false alarm", _items(text.in_(language) for text in rule.false_alarms))
+    told = rule.verify.in_(language)
+    verify = told if rule.verifiable else f"{told} (not in this version)"
+    yield from _section("Verify", _items([verify] if told else []))
     yield from _section("Parameters", _parameters(rule))
     yield from _section("References", _items(rule.references))
 

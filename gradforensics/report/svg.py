@@ -12,6 +12,7 @@ from html import escape
 import numpy as np
 
 from gradforensics.report.charts import Bad, Band, Chart, Line, Panel
+from gradforensics.report.palette import LIGHT, LINES
 from gradforensics.report.words import Words, columns, number, printable
 
 WIDTH, LEFT, RIGHT = 880, 64, 14
@@ -21,8 +22,8 @@ _FONT = "system-ui,'Segoe UI',Roboto,'Noto Sans','Noto Sans CJK SC','PingFang SC
 
 # Class suffix and colour of a line; the style sheet has a dark twin for each class.
 _ROLES = {"loss": 0, "eval/loss": 1, "grad_norm": 2, "lr": 3, "loss_scale": 4}
-_COLOURS = ("#2563a8", "#b8500a", "#3d7a34", "#7b4aa3", "#0b7285", "#a33a62")
-_RED, _INK, _SOFT, _GRID, _TICK, _PAPER = "#c0271d", "#1f2430", "#5d6675", "#e3e6ea", "#c4c9d0", "#ffffff"
+_COLOURS = tuple(LIGHT[f"l{i}"] for i in range(LINES))
+_RED, _INK, _SOFT, _GRID, _TICK, _PAPER = (LIGHT[c] for c in ("red", "ink", "soft", "line", "tick", "paper"))
 
 
 def colour_of(name: str, position: int) -> int:

@@ -69,9 +69,10 @@ def _run(pen: Pen, run: RunReport) -> None:
     _replays(pen, run)
     if run.primary is not None:
         if run.primary.fix:
-            pen.row(pen.words("t_fix"), run.primary.fix[0])
-        if run.primary.verify:
-            pen.row(pen.words("t_verify"), run.primary.verify, wrap=not is_command(run.primary.verify))
+            pen.row(pen.words("t_fix"), run.primary.fix[0].in_(words.language))
+        verify = run.primary.verify.in_(words.language)
+        if verify:
+            pen.row(pen.words("t_verify"), verify, wrap=not is_command(verify))
     _blind(pen, run)
 
 
@@ -81,7 +82,8 @@ def _finding(pen: Pen, run: RunReport, verdict: VerdictRow) -> str:
     first = next((h for h in shown if h.step == verdict.onset), shown[0] if shown else None)
     where = flat(place(first.source, first.line) if first else run.name)
     tag = f"{verdict.severity} {pen.words(verdict.strength or 'suspect')}"
-    text = flat(verdict.what or verdict.title)
+    language = pen.words.language
+    text = flat(verdict.what.in_(language) or verdict.title.in_(language))
     onset = f" ({pen.words('step_n', n=verdict.onset)})" if verdict.onset is not None else ""
     colour = "red" if verdict.alarm else "yellow"
     return f"{pen.paint(where, 'cyan')}: {pen.paint(verdict.rule, colour)} [{tag}] {text}{onset}"
@@ -142,7 +144,7 @@ def _blind(pen: Pen, run: RunReport) -> None:
     advice = run.advice()
     if advice:
         line, rules = advice[0]
-        text += f". {line} ({pen.words('would_judge')} {', '.join(rules)})"
+        text += f". {line.in_(pen.words.language)} ({pen.words('would_judge')} {', '.join(rules)})"
     pen.row(pen.words("t_blind"), text)
 
 

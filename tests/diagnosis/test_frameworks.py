@@ -13,7 +13,7 @@ from gradforensics.diagnosis.causes import diagnose
 from gradforensics.diagnosis.frameworks import framework_of
 from gradforensics.diagnosis.rules import load_rules
 from gradforensics.evidence.gather import gather
-from gradforensics.report.model import build
+from gradforensics.report.build import build
 from gradforensics.tables import Evidence, SeriesFrame, SeriesKey, Setting, Source, series_frame
 
 TABLE = tomllib.loads(Path(frameworks.__file__).with_name("advice.toml").read_text(encoding="utf-8"))
@@ -136,7 +136,7 @@ def test_the_report_shows_the_line_of_the_runs_framework(sample, piece, language
     framework = framework_of(evidence)
     told = needs.advice("settings:something", evidence.path, framework=framework, language=language)
     assert piece in told
-    gaps = {gap.need: gap.advice for verdict in report.runs[0].verdicts for gap in verdict.missing}
+    gaps = {gap.need: gap.advice.in_(language) for verdict in report.runs[0].verdicts for gap in verdict.missing}
     expected = {n: needs.advice(n, evidence.path, framework=framework, language=language) for n in gaps}
     assert gaps == expected
     assert any(gaps.values())

@@ -13,6 +13,7 @@ from gradforensics.diagnosis.judge import Verdict, judge
 from gradforensics.diagnosis.rules import load_rules
 from gradforensics.evidence.gather import gather
 from gradforensics.experiments import Quantity, Replay, Result, append, write_header
+from gradforensics.languages import Text
 from gradforensics.questions import QUESTIONS
 
 RULES = load_rules()
@@ -277,12 +278,12 @@ def test_a_replayed_verdict_offers_no_further_replay_and_a_logged_one_names_run_
 
 def test_the_step_of_a_command_is_n_where_no_onset_is_known_and_unknown_experiments_are_not_offered(monkeypatch):
     monkeypatch.setattr(rule_model, "COMMANDS", ("analyze", "replay"))
-    rule = replace(RULES[0], verify="gradforensics replay {run} --step N --experiment severed")
+    rule = replace(RULES[0], verify=Text("gradforensics replay {run} --step N --experiment severed"))
     facts = {"run": "my run", "onset": None}
     assert Verdict(rule, "fired", facts=facts).verify() == (
         "gradforensics replay 'my run' --step N --experiment severed"
     )
     onset = Verdict(rule, "fired", onset=7, facts=facts).verify()
     assert onset == "gradforensics replay 'my run' --step 7 --experiment severed"
-    unknown = replace(rule, verify="gradforensics replay {run} --step {onset} --experiment lr")
+    unknown = replace(rule, verify=Text("gradforensics replay {run} --step {onset} --experiment lr"))
     assert not unknown.verifiable

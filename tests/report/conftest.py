@@ -14,7 +14,9 @@ from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.diagnosis.judge import Holding, Verdict
 from gradforensics.diagnosis.rules import LookAlike, Rule, Sign, Test, Texts
 from gradforensics.diagnosis.vocabulary import Answer, Hit, check
-from gradforensics.report.model import Report, build
+from gradforensics.languages import Text
+from gradforensics.report.build import build
+from gradforensics.report.model import Report
 from gradforensics.tables import (
     Ending,
     Event,
@@ -73,7 +75,7 @@ class Maker:
         made_rule = Rule(
             id=rule, slug=slug, family=family, severity="S1", path=Path("made.toml"), texts=texts, signs=made
         )
-        return replace(made_rule, **{"verify": "gradforensics analyze {run} --set onset={onset}", **changes})
+        return replace(made_rule, **{"verify": Text("gradforensics analyze {run} --set onset={onset}"), **changes})
 
     def fired(self, rule: Rule, hits: Sequence[Hit], *, run: str = "run", **changes: Any) -> Verdict:
         onset, after = (hits[0].step, hits[0].after) if hits else (None, None)
@@ -117,14 +119,18 @@ def sick(maker: Maker) -> Diagnosis:
     evidence.notices = [Notice("log.jsonl", 60, "the last line is torn")]
     first = maker.fired(
         maker.rule(
-            "GF05", slug="lr-too-high", family="learning-rate", leads_to=("GF11",), false_alarms=("A warm restart.",)
+            "GF05",
+            slug="lr-too-high",
+            family="learning-rate",
+            leads_to=("GF11",),
+            false_alarms=(Text("A warm restart."),),
         ),
         [
             Hit(120, 115, "loss", "loss", 1.65, "log.jsonl", 24, None, {"best": 1.425}),
             Hit(125, 120, "loss", "loss", 1.9, "log.jsonl", 25),
         ],
         run=evidence.name,
-        not_excluded=(LookAlike("GF17", "The batch at the onset repeats."),),
+        not_excluded=(LookAlike("GF17", Text("The batch at the onset repeats.", "起始处的批次重复出现。")),),
         missing=("travels",),
     )
     second = maker.fired(
@@ -142,7 +148,7 @@ def sick(maker: Maker) -> Diagnosis:
     )
     clear = Verdict(
         maker.rule("GF06", slug="lr-too-low", family="learning-rate"), "clear", judged_signs=("sign_0",),
-        refuted_by=(LookAlike("GF05", "The loss moved."),),
+        refuted_by=(LookAlike("GF05", Text("The loss moved.")),),
     )  # fmt: skip
     blind = Verdict(
         maker.rule("GF20", slug="overfit-or-forget", family="recipe"), "not_judged", missing=("series:eval/accuracy",)

@@ -12,9 +12,10 @@ import pytest
 from gradforensics.diagnosis.causes import diagnose
 from gradforensics.diagnosis.rules import load_rules
 from gradforensics.evidence.gather import gather
-from gradforensics.report import as_json, html
+from gradforensics.report import as_json
 from gradforensics.report.bracket import bracket
-from gradforensics.report.model import build
+from gradforensics.report.build import build
+from tests.report.page import page_of
 
 SAMPLES = Path(__file__).parents[2] / "sample_runs"
 
@@ -78,14 +79,14 @@ def test_a_layer_that_is_all_nan_has_neither_size_nor_travel():
 
 def test_html_and_json_show_it(poisoned):
     report = build([poisoned], [])
-    page = html.render(report)
+    page = page_of(report)
     assert "From the log to the checkpoints" in page
     assert page.index("checkpoint-000096.pt</code>") < page.index("checkpoint-000144.pt</code>")
     data = as_json.data(report)
     schema = json.loads((files("gradforensics.report") / "schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(data, schema)
     assert data["runs"][0]["bracket"]["layers"][0]["layer"] == "inner"
-    chinese = html.render(build([poisoned], [], language="zh"))
+    chinese = page_of(build([poisoned], [], language="zh"))
     assert "从日志到检查点" in chinese
 
 
@@ -116,8 +117,8 @@ def test_two_checkpoints_far_apart_lead_to_the_advice_how_to_make_a_pair_in_that
     assert run.pair is not None
     assert run.pair.checkpoint == checkpoint
     assert {"GF03", "GF07"} <= set(run.pair.rules)
-    assert run.pair.advice.startswith(how)
-    text = unescape(html.render(report))
+    assert run.pair.advice.en.startswith(how)
+    text = unescape(page_of(report))
     assert (
         f"A checkpoint one optimizer step after {checkpoint} would prove more ({', '.join(run.pair.rules)}): " in text
     )

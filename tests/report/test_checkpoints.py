@@ -13,11 +13,11 @@ import pytest
 from gradforensics.checkpoints.measure import frame
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.report import FORMATS, checkpoint_pieces
+from gradforensics.report.build import build
 from gradforensics.report.checkpoints import checkpoints
-from gradforensics.report.html import render
-from gradforensics.report.model import build
 from gradforensics.report.terminal import render as summary
 from gradforensics.tables import Evidence
+from tests.report.page import page_of
 
 HOSTILE = "<b onmouseover=alert(1)>\x1b[2J"
 
@@ -94,13 +94,13 @@ def test_the_rows_of_a_run(stored: Diagnosis) -> None:
 def test_a_run_without_checkpoints_has_no_section(sick: Diagnosis) -> None:
     assert checkpoints(sick.evidence, None) is None
     report = build([sick], [])
-    assert "Checkpoints and optimizer" not in render(report)
+    assert "Checkpoints and optimizer" not in page_of(report)
     (run,) = json.loads(FORMATS["json"](report))["runs"]
     assert (run["checkpoints"], run["calls"]) == (None, [])
 
 
 def test_the_section_tells_it_all(stored: Diagnosis) -> None:
-    page = render(build([stored], []))
+    page = page_of(build([stored], []))
     section = page[page.index("Checkpoints and optimizer") : page.index("Settings and notices")]
     told = [
         "would run this when they are loaded",
@@ -129,7 +129,7 @@ def test_the_section_tells_it_all(stored: Diagnosis) -> None:
 
 def test_what_was_not_measured_is_not_called_good(stored: Diagnosis) -> None:
     stored.evidence.tables["checkpoints"] = frame("checkpoints", [checkpoint(100, nonfinite=None, complete=None)])
-    page = render(build([replace(stored, last_good_checkpoint=None)], []))
+    page = page_of(build([replace(stored, last_good_checkpoint=None)], []))
     section = page[page.index("Checkpoints and optimizer") : page.index("Settings and notices")]
     assert "not measured" in section
     assert "unknown" in section
@@ -140,7 +140,7 @@ def test_what_was_not_measured_is_not_called_good(stored: Diagnosis) -> None:
 def test_names_and_arguments_are_hostile_input(stored: Diagnosis) -> None:
     stored.evidence.tables["checkpoints"] = frame("checkpoints", [checkpoint(1, path=HOSTILE, naming=HOSTILE)])
     stored.evidence.tables["groups"] = frame("groups", [group(1, 0, checkpoint=HOSTILE, optimizer=HOSTILE)])
-    page = render(build([stored], []))
+    page = page_of(build([stored], []))
     assert "<b onmouseover" not in page
     assert "\x1b" not in page
     assert page.count("&lt;b onmouseover=alert(1)&gt;\\x1b[2J") >= 4
@@ -149,14 +149,14 @@ def test_names_and_arguments_are_hostile_input(stored: Diagnosis) -> None:
 def test_many_rows_are_cut_and_the_newest_are_shown(stored: Diagnosis) -> None:
     many = [checkpoint(step) for step in range(checkpoint_pieces.CHECKPOINTS + 5)]
     stored.evidence.tables["checkpoints"] = frame("checkpoints", many)
-    page = render(build([stored], []))
+    page = page_of(build([stored], []))
     assert f"checkpoint-{len(many) - 1}<" in page
     assert "checkpoint-4<" not in page
     assert "5 more are in the JSON report." in page
 
 
 def test_the_section_in_chinese(stored: Diagnosis) -> None:
-    page = render(build([stored], [], language="zh"))
+    page = page_of(build([stored], [], language="zh"))
     for text in ("检查点与优化器", "最后正常", "非有限张量", "checkpoint-300 的优化器", "此处未执行任何内容"):
         assert text in page
 
@@ -187,7 +187,7 @@ def test_the_summary_names_the_last_good_checkpoint_and_the_danger(stored: Diagn
 def test_pickles_alone_make_a_section(maker: Any) -> None:
     evidence = Evidence("run")
     evidence.tables["calls"] = frame("calls", [{"source": "a", "name": "os.system", "danger": True, "arguments": ""}])
-    page = render(build([Diagnosis(evidence, ())], []))
+    page = page_of(build([Diagnosis(evidence, ())], []))
     section = page[page.index("Checkpoints and optimizer") :]
     assert "os.system()" in section
     assert "<th>Checkpoint</th>" not in section

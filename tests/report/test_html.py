@@ -7,7 +7,6 @@ import hashlib
 import math
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
@@ -15,40 +14,14 @@ import pytest
 
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.diagnosis.vocabulary import Hit
+from gradforensics.languages import Text
+from gradforensics.report.build import build
 from gradforensics.report.html import render
-from gradforensics.report.model import Report, build
+from gradforensics.report.model import Report
 from gradforensics.tables import Ending, Event, Evidence, Fact, Notice, Setting, Source
+from tests.report.page import Page
 
-VOID = {"meta", "br", "link", "img", "hr"}
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}&amp;"
-
-
-class Page(HTMLParser):
-    """Parses a page, checks that its tags nest, keeps tags with attributes and the visible text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.words: list[str] = []
-        self.feed(text)
-        assert self.open == []
-        self.text = " ".join(" ".join(self.words).split())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] not in ("style", "script", "title"):
-            self.words.append(data)
 
 
 def test_order_of_a_sick_run(report: Report) -> None:
@@ -200,13 +173,13 @@ def test_a_long_run_stays_small(maker: Any) -> None:
 
 
 def test_chinese(sick: Diagnosis) -> None:
-    page = Page(render(build([sick], [], language="zh")))
+    page = Page(render(build([sick], [], language="zh")), "zh")
     assert "很可能：GF05 的标题。" in page.text
     assert ("html", {"lang": "zh-CN"}) in page.tags
 
 
 def test_prose_to_verify_is_no_command(sick: Diagnosis) -> None:
-    prose = replace(sick.verdicts[0], rule=replace(sick.verdicts[0].rule, verify="Look at {run}."))
+    prose = replace(sick.verdicts[0], rule=replace(sick.verdicts[0].rule, verify=Text("Look at {run}.")))
     text = render(build([replace(sick, verdicts=(prose,), primary=prose)], []))
     assert "<p>Look at" in text
 

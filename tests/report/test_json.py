@@ -12,7 +12,8 @@ import pytest
 
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.report import FORMATS, as_json
-from gradforensics.report.model import Report, build
+from gradforensics.report.build import build
+from gradforensics.report.model import Report
 from gradforensics.tables import Evidence, Notice, Setting, Source
 
 

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from gradforensics.diagnosis.causes import Diagnosis
-from gradforensics.report.model import Report, SeriesRow, build
+from gradforensics.languages import NOTHING, Text
+from gradforensics.report.build import build
+from gradforensics.report.model import Report, SeriesRow
 from gradforensics.tables import Ending, Evidence, Source
 
 
@@ -28,17 +30,17 @@ def test_verdicts_follow_the_catalogue_and_findings_their_weight(report: Report)
 def test_texts_are_filled_only_where_the_rule_fired(report: Report) -> None:
     (run,) = report.runs
     fired, clear = run.verdicts[0], run.verdicts[1]
-    assert fired.what == "What of runs/exp-7: from step 120"
-    assert fired.verify == "gradforensics analyze runs/exp-7 --set onset=120"
-    assert (clear.what, clear.fix, clear.verify) == ("", (), "")
-    assert clear.why == "Why of GF06"
+    assert fired.what.en == "What of runs/exp-7: from step 120"
+    assert fired.verify.en == "gradforensics analyze runs/exp-7 --set onset=120"
+    assert (clear.what, clear.fix, clear.verify) == (NOTHING, (), NOTHING)
+    assert clear.why.en == "Why of GF06"
 
 
-def test_language_chooses_the_texts(sick: Diagnosis) -> None:
-    (run,) = build([sick], [], language="zh").runs
+def test_texts_are_in_both_languages(sick: Diagnosis) -> None:
+    (run,) = build([sick], []).runs
     assert run.primary is not None
-    assert run.primary.title == "GF05 的标题"
-    assert run.primary.what == "自第 120 步起"
+    assert run.primary.title == Text("Title of GF05", "GF05 的标题")
+    assert run.primary.what.zh == "自第 120 步起"
 
 
 def test_excerpt_is_the_log_line_that_the_hit_names(report: Report) -> None:
@@ -49,12 +51,13 @@ def test_excerpt_is_the_log_line_that_the_hit_names(report: Report) -> None:
 
 def test_look_alikes_carry_the_title_of_their_case(report: Report) -> None:
     (run,) = report.runs
-    assert [(one.case, one.title) for one in run.verdicts[1].refuted_by] == [("GF05", "Title of GF05")]
-    assert [(one.case, one.title) for one in run.verdicts[0].not_excluded] == [("GF17", "")]
+    assert [(one.case, one.title.en) for one in run.verdicts[1].refuted_by] == [("GF05", "Title of GF05")]
+    assert [(one.case, one.title.en) for one in run.verdicts[0].not_excluded] == [("GF17", "")]
 
 
 def test_advice_names_the_rules_it_would_help_and_skips_those_without_a_test(report: Report) -> None:
-    assert report.runs[0].advice() == [("Log accuracy of the evaluation.", ("GF20",))]
+    ((line, rules),) = report.runs[0].advice()
+    assert (line.en, rules) == ("Log accuracy of the evaluation.", ("GF20",))
 
 
 def test_settings_show_which_one_is_in_force(report: Report) -> None:
@@ -107,7 +110,7 @@ def test_nothing_logged(maker: Any) -> None:
 
 
 def test_a_command_that_this_version_lacks_is_not_offered(sick: Diagnosis) -> None:
-    later = replace(sick.verdicts[0], rule=replace(sick.verdicts[0].rule, verify="gradforensics compare {run}"))
+    later = replace(sick.verdicts[0], rule=replace(sick.verdicts[0].rule, verify=Text("gradforensics undo {run}")))
     assert later.verify() == ""
 
 

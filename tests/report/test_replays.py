@@ -20,10 +20,10 @@ from gradforensics.diagnosis.vocabulary import Answer, Check, check
 from gradforensics.experiment_rows import Located
 from gradforensics.experiments import Code, Outcome, Quantity, Replay, Result
 from gradforensics.report import FORMATS, replay_pieces
-from gradforensics.report.html import render
-from gradforensics.report.model import build
+from gradforensics.report.build import build
 from gradforensics.report.terminal import render as summary
 from gradforensics.tables import Replayed
+from tests.report.page import page_of
 
 HOSTILE = "<b onmouseover=alert(1)>\x1b[2J"
 
@@ -113,7 +113,7 @@ def test_a_fix_stands_with_no_finding_that_began_after_its_step_or_that_rests_on
 
 
 def test_the_page_shows_question_change_result_and_conclusion(sick: Diagnosis) -> None:
-    page = render(build([with_replay(sick)], []))
+    page = page_of(build([with_replay(sick)], []))
     section = page[page.index("<h3>Replay</h3>") :]
     for told in (
         "Step 120", "capsule-00000120", "train.py:build", "abababababab", "--program", "Question of precision?",
@@ -129,10 +129,10 @@ def test_the_page_shows_question_change_result_and_conclusion(sick: Diagnosis) -
 
 
 def test_an_unfinished_replay_without_results_says_so(sick: Diagnosis) -> None:
-    page = render(build([with_replay(sick, (), finished=False)], []))
+    page = page_of(build([with_replay(sick, (), finished=False)], []))
     assert "did not come to its end" in page
     assert "The replay left no result." in page
-    assert "<h3>Replay</h3>" not in render(build([replace(sick, evidence=replace(sick.evidence, replays=[]))], []))
+    assert "<h3>Replay</h3>" not in page_of(build([replace(sick, evidence=replace(sick.evidence, replays=[]))], []))
 
 
 def test_hostile_texts_are_no_markup(sick: Diagnosis) -> None:
@@ -152,7 +152,7 @@ def test_hostile_texts_are_no_markup(sick: Diagnosis) -> None:
     replay = replace(diagnosis.evidence.replays[0].replay, **fields)
     diagnosis.evidence.replays = [replace(diagnosis.evidence.replays[0], replay=replay, folder=HOSTILE)]
     report = build([diagnosis], [])
-    page = render(report)
+    page = page_of(report)
     assert "<b onmouseover" not in page
     assert "\x1b" not in page
     assert "\x1b" not in summary(report, color=False, width=100)
@@ -163,7 +163,7 @@ def test_many_results_are_cut_on_the_page_and_whole_in_the_json(
 ) -> None:
     monkeypatch.setattr(replay_pieces, "RESULTS", 2)
     report = build([with_replay(sick)], [])
-    page = render(report)
+    page = page_of(report)
     assert "3 more are in the JSON report." in page
     assert "It is gone in float32." not in page[page.index("<h3>Replay</h3>") :]
     data = json.loads(FORMATS["json"](report))
@@ -205,7 +205,7 @@ def test_of_several_replays_the_terminal_tells_the_one_of_the_onset(sick: Diagno
 
 
 def test_long_words_break_on_the_page(sick: Diagnosis) -> None:
-    page = render(build([with_replay(sick)], []))
+    page = page_of(build([with_replay(sick)], []))
     assert "code,p,li,dd,.fact{overflow-wrap:anywhere}" in page  # else one of them widens the whole page
     assert ".replay td{overflow-wrap:anywhere}" in page
 
@@ -224,12 +224,12 @@ def test_clear_and_not_judged_say_that_one_step_was_looked_at(sick: Diagnosis) -
     results = (line("severed", "clean", "nothing", "", ""),)
     clear, silent = "clear at the replayed step 120", "the replay of step 120 found nothing"
     for rule, told in (("GF06", clear), ("GF20", silent)):
-        page = render(build([resting_on(with_replay(sick, results), rule, severed_check)], []))
+        page = page_of(build([resting_on(with_replay(sick, results), rule, severed_check)], []))
         assert told in page
     answered = (line("severed", "fault", "nothing", "", ""), line("severed", "unverified", "", "", ""))
     for other in (answered[:1], answered[1:], (*results, answered[0])):
         for rule in ("GF06", "GF20"):
-            page = render(build([resting_on(with_replay(sick, other), rule, severed_check)], []))
+            page = page_of(build([resting_on(with_replay(sick, other), rule, severed_check)], []))
             assert clear not in page
             assert silent not in page
 
@@ -244,7 +244,7 @@ def test_what_a_log_acquits_is_not_said_to_be_clear_at_the_replayed_step_only(si
         rule = replace(verdict.rule, signs=(*verdict.rule.signs, logged))
         return replace(verdict, rule=rule, judged_signs=(*verdict.judged_signs, logged.name))
 
-    page = render(build([replace(made, verdicts=tuple(map(beside_a_log, made.verdicts)))], []))
+    page = page_of(build([replace(made, verdicts=tuple(map(beside_a_log, made.verdicts)))], []))
     assert "clear at the replayed step" not in page
     assert "the replay of step 120 found nothing" in page
 
@@ -253,13 +253,13 @@ def test_an_experiment_that_ran_without_an_answer_is_not_advised_again(sick: Dia
     def advised(*results: Result) -> str:
         lacking = tuple(replace(v, missing=("experiments:padding",)) for v in sick.verdicts)
         (run,) = build([with_replay(replace(sick, verdicts=lacking), results)], []).runs
-        return next(v for v in run.verdicts if v.rule == "GF20").missing[0].advice
+        return next(v for v in run.verdicts if v.rule == "GF20").missing[0].advice.en
 
     assert "--step 120 --experiment padding" in advised()
     assert advised(line("padding", "inconclusive", "nothing", "", "No sample has pads.")) == ""
 
 
 def test_the_chinese_page_is_complete(sick: Diagnosis) -> None:
-    page = render(build([with_replay(sick)], [], language="zh"))
+    page = page_of(build([with_replay(sick)], [], language="zh"))
     assert "重放" in page
     assert "已验证" in page

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradforensics.diagnosis.causes import Diagnosis
-from gradforensics.report.model import Report, build
+from gradforensics.report.build import build
+from gradforensics.report.model import Report
 from gradforensics.report.terminal import render
 
 SICK = """\

@@ -10,7 +10,8 @@ import pytest
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.errors import OutputError
 from gradforensics.report import FORMATS
-from gradforensics.report.model import Report, build
+from gradforensics.report.build import build
+from gradforensics.report.model import Report
 from gradforensics.report.write import write
 
 

@@ -12,8 +12,4 @@ const X=l+(best-a)/(b-a)*p;ln.setAttribute("d",`M${X} 0V${H-38}`);
 tip.textContent=s.dataset.u+" "+best+P.map(([n,x,v])=>{const i=near(x,best);return"\n"+n+"  "+v[i]+(x[i]===best?"":"  @"+x[i])}).join("");
 tip.hidden=false;const f=s.parentNode.getBoundingClientRect(),k=X/W*r.width+r.left-f.left;
 tip.style.left=(k>f.width/2?k-tip.offsetWidth-12:k+12)+"px";tip.style.top=e.clientY-f.top+(e.clientY-r.top>r.height/2?-tip.offsetHeight-14:14)+"px"});
-s.addEventListener("pointerleave",()=>{tip.hidden=true;ln.setAttribute("d","")})}
-addEventListener("beforeprint",()=>{for(const d of document.querySelectorAll("details:not([open])")){d.open=true;d.dataset.p=1}});
-addEventListener("afterprint",()=>{for(const d of document.querySelectorAll("details[data-p]")){d.open=false;delete d.dataset.p}});
-const show=()=>{const d=location.hash&&document.getElementById(location.hash.slice(1));if(d&&d.tagName==="DETAILS")d.open=true};
-addEventListener("hashchange",show);show()})();
+s.addEventListener("pointerleave",()=>{tip.hidden=true;ln.setAttribute("d","")})}})();

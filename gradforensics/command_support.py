@@ -1,0 +1,99 @@
+"""What the commands share: reading their arguments, writing their outputs, printing their summaries."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradforensics.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from gradforensics.diagnosis.causes import Diagnosis
+    from gradforensics.diagnosis.rules import Rule
+
+
+def load(folder: str | None) -> list[Rule]:
+    """The rules below a folder, or the catalogue."""
+    from pathlib import Path
+
+    from gradforensics.diagnosis.rules import load_rules
+
+    return load_rules(Path(folder) if folder else None)
+
+
+def pair(text: str, option: str) -> tuple[str, str]:
+    """NAME and VALUE of an option that is written NAME=VALUE. Raises UsageError."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UsageError(f"{option} {text!r}: write {option} NAME=VALUE")
+    return key.strip(), value.strip()
+
+
+def inputs_of(paths: Sequence[str]) -> list[Path]:
+    """The paths that the user named. Raises UsageError for an empty one."""
+    from pathlib import Path
+
+    if not all(p.strip() for p in paths):
+        raise UsageError("a PATH is empty (an unset variable?)")
+    return [Path(p) for p in paths]
+
+
+def wanted_of(outputs: Sequence[str]) -> list[tuple[str, str]]:
+    """(format, place) of every --output. Raises UsageError."""
+    return [pair(text, "--output") for text in outputs]
+
+
+def deliver(
+    rendered: Sequence[tuple[Path | None, str | bytes]],
+    summary: Callable[..., str],
+    *,
+    force: bool,
+) -> None:
+    """Write everything, then print the summary (to stderr where stdout carries an output).
+
+    rendered: (path, content), None for stdout. summary: called with color, width and written.
+    """
+    from gradforensics.report.write import write
+
+    written: list[str] = []
+    for path, content in rendered:
+        if path is not None:
+            write(path, content, force=force)
+            written.append(str(path))
+    piped = next((content for path, content in rendered if path is None), None)
+    if piped is not None:
+        click.echo(piped, nl=False)
+    show(partial(summary, written=written), sys.stderr if piped is not None else sys.stdout)
+
+
+def show(summary: Callable[..., str], stream: Any) -> None:
+    """Print a summary, which is called with color and width."""
+    import shutil
+
+    color = stream.isatty() and "NO_COLOR" not in os.environ
+    text = summary(color=color, width=shutil.get_terminal_size((100, 24)).columns)
+    click.echo(text, file=stream, nl=False, color=color)
+
+
+def exit_code(diagnoses: Sequence[Diagnosis], fail_on: str) -> int:
+    """1 where a verdict is proven or probable and at least as grave as --fail-on, else 0."""
+    found = any(
+        v.outcome == "fired" and v.strength != "suspect" and v.severity is not None and v.severity <= fail_on
+        for d in diagnoses
+        for v in d.verdicts
+    )
+    return 1 if found else 0
+
+
+def harmless(text: str) -> str:
+    """Without control characters: a message may quote the evidence, which must not steer the terminal."""
+    from gradforensics.evidence.discover import printable
+
+    return "".join(one if one.isprintable() or one == "\n" else printable(one) for one in text)

@@ -1,0 +1,286 @@
+"""Diagnosis -> the model of a report. It selects and arranges; it judges nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias, cast
+
+from gradforensics import experiment_rows
+from gradforensics.diagnosis import needs
+from gradforensics.diagnosis.causes import Diagnosis
+from gradforensics.diagnosis.frameworks import framework_of
+from gradforensics.diagnosis.judge import Verdict
+from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, LookAlike
+from gradforensics.diagnosis.setting_differences import differences
+from gradforensics.languages import LANGUAGES, NOTHING, Language, Text, both
+from gradforensics.report.bracket import bracket
+from gradforensics.report.charts import TIMELINE_POINTS, timeline, zooms
+from gradforensics.report.checkpoints import checkpoints
+from gradforensics.report.data_rows import data_rows
+from gradforensics.report.model import (
+    TOOL,
+    Compared,
+    Gap,
+    HitRow,
+    LookAlikeRow,
+    PairAdvice,
+    Report,
+    RunReport,
+    SeriesRow,
+    SettingRow,
+    VerdictRow,
+)
+from gradforensics.report.replays import by_replay_alone, replayed_steps, replays, verified_fixes
+from gradforensics.tables import Evidence, SeriesFrame, Source
+from gradforensics.tables import Fact as Circumstance
+
+Excerpts: TypeAlias = Mapping[tuple[str, int | None], str]
+_BASELINES = 3  # runs that are offered for comparison
+_MANY_RUNS = 6  # from here on the charts get fewer points, so that the file stays small
+
+
+def build(diagnoses: Sequence[Diagnosis], sources: Sequence[Source], *, language: Language = "en") -> Report:
+    """Turn diagnoses into the model that every format is rendered from; language: the one that a reader sees first."""
+    points = TIMELINE_POINTS if len(diagnoses) < _MANY_RUNS else TIMELINE_POINTS // 4
+    runs = [_run(d, points) for d in diagnoses]
+    runs = [replace(run, baselines=_baselines(run, runs)) for run in runs]
+    return Report(TOOL, language, tuple(runs), tuple(sources))
+
+
+def _baselines(run: RunReport, runs: Sequence[RunReport]) -> tuple[str, ...]:
+    """The runs without an alarm that a run with one can be compared with, the best first.
+
+    They logged a loss; best are those that went beyond the onset, came to their end and share most series.
+    """
+    if not run.alarms:
+        return ()
+    mine = {(row.phase, row.series) for row in run.series}
+    onset = run.primary.onset if run.primary is not None else None
+    found: list[tuple[bool, bool, int, str]] = []
+    for other in runs:
+        theirs = {(row.phase, row.series) for row in other.series}
+        reaches = onset is None or (other.steps is not None and other.steps[1] >= onset)
+        judged = not other.alarms and other.having("clear")
+        if other is not run and judged and ("train", "loss") in mine & theirs:
+            found.append((not reaches, other.ending.kind != "completed", -len(mine & theirs), other.name))
+    return tuple(name for *_, name in sorted(found)[:_BASELINES])
+
+
+def _run(diagnosis: Diagnosis, points: int) -> RunReport:
+    evidence = diagnosis.evidence
+    titles = {v.rule.id: _title(v) for v in diagnosis.verdicts}
+    told = replays(evidence)
+    excerpts: Excerpts = {
+        **{(e.source, e.line): e.text for e in evidence.events or [] if e.line is not None},
+        **{(one.source or "", one.line): one.told for replay in told for one in replay.results},
+    }
+    weighed = _weighed(diagnosis)
+    fixes = verified_fixes(diagnosis)
+    onset = None if diagnosis.primary is None else diagnosis.primary.onset
+    rows = {
+        v.rule.id: replace(_verdict(v, evidence, onset, titles, excerpts), verified=fixes.get(v.rule.id, ()))
+        for v in diagnosis.verdicts
+    }
+    primary = None if diagnosis.primary is None else rows[diagnosis.primary.rule.id]
+    attempts = {a for f in evidence.frames.values() for a in f.frame["attempt"].unique().to_list()}
+    return RunReport(
+        name=evidence.name,
+        steps=evidence.steps,
+        attempts=max(1, len(attempts)),
+        ending=evidence.ending,
+        primary=primary,
+        chain=diagnosis.chain,
+        last_good_checkpoint=diagnosis.last_good_checkpoint,
+        verdicts=tuple(rows.values()),
+        findings=tuple(rows[v.rule.id] for v in weighed),
+        series=_series(evidence),
+        settings=tuple(_settings(evidence)),
+        notices=tuple(evidence.notices),
+        events=tuple(evidence.events or ()),
+        environment=tuple(sorted(evidence.environment or (), key=_is_listed)),
+        checkpoints=checkpoints(evidence, diagnosis.last_good_checkpoint),
+        bracket=bracket(diagnosis),
+        pair=_pair(diagnosis),
+        replays=told,
+        compared=_compared(evidence),
+        data=data_rows(evidence),
+        timeline=timeline(evidence, weighed, diagnosis.primary, points),
+    )
+
+
+def _pair(diagnosis: Diagnosis) -> PairAdvice | None:
+    """What a pair of checkpoints one update apart would help to judge, where there is none and one can be made."""
+    need, evidence = "travels:one-update", diagnosis.evidence
+    rules = tuple(v.rule.id for v in diagnosis.verdicts if need in v.missing)
+    checkpoint = _resumable(evidence)
+    if checkpoint is None or not rules:
+        return None
+    return PairAdvice(checkpoint.path, rules, _advice(need, evidence, None))
+
+
+def _resumable(evidence: Evidence) -> needs.Resumable | None:
+    return evidence.once("resumable", lambda: needs.resumable(evidence))
+
+
+def _compared(evidence: Evidence) -> Compared | None:
+    other = evidence.baseline
+    return (
+        None
+        if other is None
+        else Compared(other.name, other.path, tuple(differences(evidence, other)), evidence.baseline_is_sibling)
+    )
+
+
+def _weighed(diagnosis: Diagnosis) -> list[Verdict]:
+    """The fired verdicts: the primary case, the other alarms by onset, then the rest by severity and strength."""
+
+    def order(verdict: Verdict) -> tuple[bool, bool, int, int, int, str]:
+        onset = verdict.onset if verdict.onset is not None else 2**62
+        severity = SEVERITIES.index(verdict.severity or "S4")
+        strength = -STRENGTHS.index(verdict.strength or "suspect")
+        first = (0, 0) if verdict.alarm else (severity, strength)
+        return (verdict is not diagnosis.primary, not verdict.alarm, *first, onset, verdict.rule.id)
+
+    return sorted((v for v in diagnosis.verdicts if v.outcome == "fired"), key=order)
+
+
+def _verdict(
+    verdict: Verdict,
+    evidence: Evidence,
+    step: int | None,
+    titles: Mapping[str, Text],
+    excerpts: Excerpts,
+) -> VerdictRow:
+    rule, fired = verdict.rule, verdict.outcome == "fired"
+    texts = {language: verdict.texts(language) for language in LANGUAGES}
+
+    def look_alikes(those: Sequence[LookAlike]) -> tuple[LookAlikeRow, ...]:
+        return tuple(LookAlikeRow(one.case, titles.get(one.case, NOTHING), one.tell) for one in those)
+
+    hits = tuple(
+        HitRow(
+            sign=holding.sign.name,
+            strength=holding.sign.strength,
+            series=h.series,
+            tag=h.tag,
+            step=h.step,
+            after=h.after,
+            value=h.value,
+            source=h.source,
+            line=h.line,
+            tensor=h.tensor,
+            facts=dict(h.facts),
+            excerpt=excerpts.get((h.source or "", h.line), ""),
+        )
+        for holding in verdict.holdings
+        for h in holding.hits
+    )
+    return VerdictRow(
+        rule=rule.id,
+        slug=rule.slug,
+        family=rule.family,
+        title=_title(verdict),
+        outcome=verdict.outcome,
+        variant=verdict.variant,
+        severity=verdict.severity,
+        strength=verdict.strength,
+        alarm=verdict.alarm,
+        onset=verdict.onset,
+        onset_after=verdict.onset_after,
+        what=both(lambda language: texts[language].what) if fired else NOTHING,
+        why=both(lambda language: texts[language].why),
+        fix=tuple(map(Text, texts["en"].fix, texts["zh"].fix)) if fired else (),
+        verify=both(verdict.verify) if fired else NOTHING,
+        false_alarms=rule.false_alarms,
+        references=rule.references,
+        hits=hits,
+        refuted_by=look_alikes(verdict.refuted_by),
+        not_excluded=look_alikes(verdict.not_excluded),
+        missing=tuple(Gap(m, _advice(m, evidence, step)) for m in verdict.missing),
+        judged_signs=verdict.judged_signs,
+        testable=bool(rule.signs),
+        replayed=replayed_steps(verdict, evidence),
+        by_replay_alone=by_replay_alone(verdict),
+        charts=zooms(evidence, verdict) if fired else (),
+    )
+
+
+def _title(verdict: Verdict) -> Text:
+    return both(lambda language: verdict.texts(language).title)
+
+
+def _advice(need: str, evidence: Evidence, step: int | None) -> Text:
+    """How to have what was missing; nothing where an experiment was run and gave no answer: the replays say why."""
+    ran = {f"experiments:{one.result.experiment}" for one in experiment_rows.results(evidence)}
+    if need in ran:
+        return NOTHING
+    framework = evidence.once("framework", lambda: framework_of(evidence))
+    checkpoint = _resumable(evidence)
+    return both(
+        lambda language: needs.advice(
+            need, evidence.path, step, framework=framework, language=language, checkpoint=checkpoint
+        )
+    )
+
+
+def _is_listed(fact: Circumstance) -> bool:
+    """Whether a fact is one of hundreds of a list of packages, which stand behind the others."""
+    return fact.key.startswith(("package:", "conda:", "pin:"))
+
+
+def _series(evidence: Evidence) -> tuple[SeriesRow, ...]:
+    best: dict[tuple[str, str, str], SeriesRow] = {}
+    for key, stored in evidence.frames.items():
+        row = _series_row(key.series, key.tag, key.phase, key.source, stored)
+        known = best.get((key.phase, key.series, key.tag))
+        if known is None or row.points > known.points:
+            best[key.phase, key.series, key.tag] = row
+    return tuple(best.values()) or _no_loss(evidence)
+
+
+def _no_loss(evidence: Evidence) -> tuple[SeriesRow, ...]:
+    """A loss without a point, where the log of a training was read and holds no series at all: that was looked for."""
+    log = next((s.path for s in evidence.sources if s.reader == "console"), None)
+    if log is None:
+        return ()
+    return (SeriesRow("loss", "loss", "train", log, "step", 0, None, None, None, None, 0, None, None),)
+
+
+def _series_row(series: str, tag: str, phase: str, source: str, stored: SeriesFrame) -> SeriesRow:
+    frame = stored.frame
+    ranks = frame["rank"]
+    if not ranks.null_count() and ranks.n_unique() > 1:  # the ranks' copies of one series would interleave
+        frame = frame.filter(ranks == ranks.min())
+    missing = frame["kind"] == "missing"
+    if missing.any():
+        frame = frame.filter(~missing)
+    finite, steps = frame["value"].drop_nulls(), frame["step"].drop_nulls()  # a value is null unless it is finite
+    extremes = cast("tuple[float | None, float | None]", (finite.min(), finite.max()))
+    return SeriesRow(
+        series=series,
+        tag=tag,
+        phase=phase,
+        source=source,
+        step_unit=stored.step_unit,
+        points=frame.height,
+        first=finite[0] if len(finite) else None,
+        last=finite[-1] if len(finite) else None,
+        min=extremes[0],
+        max=extremes[1],
+        nonfinite=frame.height - len(finite),
+        first_step=steps[0] if len(steps) else None,
+        last_step=steps[-1] if len(steps) else None,
+    )
+
+
+def _settings(evidence: Evidence) -> list[SettingRow]:
+    settings = evidence.settings or []
+    several = {key for key, n in Counter(s.key for s in settings).items() if n > 1}
+    in_force = {key: evidence.setting(key) for key in several}
+    rows = [
+        SettingRow(s.key, s.name, s.value, s.source, s.line, s.origin, s.key in several and s.value != in_force[s.key])
+        for s in settings
+    ]
+    return sorted(rows, key=lambda row: (row.key, row.overridden))

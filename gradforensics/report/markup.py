@@ -1,0 +1,122 @@
+"""Pieces of markup. Every text passes through `tag`, which escapes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from gradforensics.languages import LANGUAGES, Language, Text, both
+from gradforensics.report.model import RunReport, VerdictRow
+from gradforensics.report.words import Words, place, printable, shorten
+
+
+def visible(value: Any) -> Any:
+    """What may be put into the page: text with its control characters spelled out; markup of our own as it is."""
+    if value is None:
+        return ""
+    if isinstance(value, Text):
+        raise TypeError("a text in two languages becomes markup through PageWords.text")
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def tag(name: str, *children: object, kind: str = "", **attributes: object) -> Markup:
+    """An element with escaped children and attributes; `kind` is its class."""
+    given = {"class": kind, **attributes} if kind else attributes
+    opening = "".join(
+        f' {key.rstrip("_")}="{escape(visible(value))}"' for key, value in given.items() if value is not None
+    )
+    inner = "".join(escape(visible(c)) for c in children)
+    return Markup(f"<{name}{opening}>{inner}</{name}>")  # noqa: S704  # both parts are escaped just above
+
+
+def soft(*children: object) -> Markup:
+    """Secondary text."""
+    return tag("span", *children, kind="soft")
+
+
+def joined(parts: Iterable[object], between: str = " ") -> Markup:
+    """Parts escaped one by one and joined."""
+    return escape(between).join(escape(visible(p)) for p in parts)
+
+
+def where(source: str | None, line: int | None) -> Markup:
+    """`source:line` as code; empty where no source is known."""
+    return tag("code", shorten(place(source, line), 160), kind="where") if source else Markup("")
+
+
+def chip(text: object, kind: str = "") -> Markup:
+    """A short word in a frame."""
+    return tag("span", text, kind=f"chip {kind}".strip())
+
+
+def cell(value: object, kind: str = "") -> Markup:
+    """A numeric table cell."""
+    return tag("td", value, kind=f"n {kind}".strip())
+
+
+class PageWords:
+    """The labels of a page in both languages at once; `first` is the one that a reader sees without doing anything.
+
+    The other one has the attribute `hidden`, which works without a style sheet; the page's language switch turns it
+    over. A text that is the same in both languages, or has no translation, stands once.
+    """
+
+    def __init__(self, first: Language) -> None:
+        self.first = first
+        self._each = {language: Words(language) for language in LANGUAGES}
+
+    def of(self, told: Callable[[Words], str]) -> Markup:
+        """What a function tells with the words of each language."""
+        return self.text(both(lambda language: told(self._each[language])))
+
+    def text(self, text: Text) -> Markup:
+        """A text in both languages."""
+        if not text.zh or text.zh == text.en:
+            return escape(visible(text.en))
+        return Markup("").join(
+            tag("span", text.in_(language), lang=language, hidden=None if language == self.first else "")
+            for language in LANGUAGES
+        )
+
+    def __call__(self, key: str, **facts: Any) -> Markup:
+        """The label `key`, its placeholders filled in."""
+        return self.of(lambda words: words(key, **facts))
+
+    def count(self, key: str, n: int) -> Markup:
+        """`{n} rules` with the singular where English has one."""
+        return self.of(lambda words: words.count(key, n))
+
+    def onset(self, verdict: VerdictRow) -> Markup:
+        """The onset interval of a verdict in words."""
+        return self.of(lambda words: words.onset(verdict))
+
+    def headline(self, run: RunReport) -> Markup:
+        """The verdict on a run in one sentence, with its strength in words."""
+        return self.of(lambda words: words.headline(run))
+
+    def weaker(self, run: RunReport) -> Markup:
+        """What to add where there is no alarm."""
+        return self.of(lambda words: words.weaker(run))
+
+    def steps(self, run: RunReport) -> Markup:
+        """The steps that the record covers."""
+        return self.of(lambda words: words.steps(run))
+
+
+class Tables:
+    """Tables of one page. The pieces of its sections build on it."""
+
+    def __init__(self, words: PageWords) -> None:
+        self.words = words
+
+    def table(self, heads: Sequence[str], rows: Iterable[Markup], numeric: Sequence[int] = ()) -> Markup:
+        """A table whose heads are keys of the label table."""
+        cells = [tag("th", self.words(h) if h else "", kind="n" if i in numeric else "") for i, h in enumerate(heads)]
+        head = tag("thead", tag("tr", *cells)) if any(heads) else ""
+        return tag("div", tag("table", head, tag("tbody", *rows)), kind="scroll")
+
+    def cut(self, total: int, shown: int, label: str = "more_rows") -> Markup:
+        """A line that says how many rows were left out."""
+        return tag("p", self.words(label, n=total - shown), kind="soft") if total > shown else Markup("")

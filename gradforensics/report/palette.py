@@ -1,0 +1,70 @@
+"""The colours of a report, chosen once: the style sheet is made from them, and charts carry the light ones.
+
+Lines of charts (l0 to l5) differ in lightness as well as in hue; where colour means something, a word or a shape says
+it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+LIGHT: Mapping[str, str] = {
+    "page": "#f6f7f8",
+    "paper": "#fff",
+    "ink": "#1f2430",
+    "soft": "#5d6675",
+    "line": "#e3e6ea",
+    "tick": "#c4c9d0",
+    "code": "#f1f3f5",
+    "accent": "#2563a8",
+    "red": "#c0271d",
+    "red-wash": "#fdf0ee",
+    "amber": "#99570a",
+    "amber-wash": "#fdf5e6",
+    "green": "#2a6e3a",
+    "green-wash": "#eef7f0",
+    "grey-wash": "#f4f5f7",
+    "l0": "#2563a8",
+    "l1": "#b8500a",
+    "l2": "#3d7a34",
+    "l3": "#7b4aa3",
+    "l4": "#0b7285",
+    "l5": "#a33a62",
+}
+DARK: Mapping[str, str] = {
+    "page": "#13161b",
+    "paper": "#1a1e25",
+    "ink": "#e4e7ec",
+    "soft": "#9aa4b2",
+    "line": "#2c323c",
+    "tick": "#454d5a",
+    "code": "#232832",
+    "accent": "#7fb2ee",
+    "red": "#f2857b",
+    "red-wash": "#2e1d1d",
+    "amber": "#e0a95a",
+    "amber-wash": "#2c2517",
+    "green": "#7cc48d",
+    "green-wash": "#182a1e",
+    "grey-wash": "#20252d",
+    "l0": "#6ea8ec",
+    "l1": "#f0934e",
+    "l2": "#86c47b",
+    "l3": "#bd93e2",
+    "l4": "#58bfd2",
+    "l5": "#e58bab",
+}
+LINES = 6
+"""How many colours of lines there are: l0, l1 ..."""
+
+
+def style() -> str:
+    """The colours as custom properties: light ones, and dark ones for screens that ask for them (paper is light)."""
+    light, dark = (_properties(colours) for colours in (LIGHT, DARK))
+    return (
+        f":root{{color-scheme:light dark;{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+    )
+
+
+def _properties(colours: Mapping[str, str]) -> str:
+    return ";".join(f"--{name}:{colour}" for name, colour in colours.items())

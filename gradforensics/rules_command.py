@@ -1,0 +1,63 @@
+"""gradforensics rules: the catalogue, one rule explained, rule files linted."""
+
+from __future__ import annotations
+
+import click
+
+from gradforensics.command_support import harmless, load
+from gradforensics.errors import UsageError
+
+
+@click.group()
+def rules() -> None:
+    """The catalogue of cases."""
+
+
+@rules.command("list")
+@click.option(
+    "--rules", "folder", type=click.Path(file_okay=False), help="Rule files below this folder instead of the catalogue."
+)
+@click.option("--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True)
+def rules_list(folder: str | None, lang: str) -> int:
+    """List every case: id, severity, slug, title."""
+    for rule in load(folder):
+        tested = "" if rule.signs else "  (this version has no test for it)"
+        title = rule.text(lang).title  # type: ignore[arg-type]  # click.Choice allows the two members only
+        click.echo(f"{rule.id}  {rule.severity}  {rule.slug:<24}  {title}{tested}")
+    return 0
+
+
+@rules.command("show")
+@click.argument("name", metavar="ID")
+@click.option(
+    "--rules", "folder", type=click.Path(file_okay=False), help="Rule files below this folder instead of the catalogue."
+)
+@click.option("--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True)
+def rules_show(name: str, folder: str | None, lang: str) -> int:
+    """Explain one case, by id (GF07) or slug."""
+    known = load(folder)
+    chosen = next((r for r in known if name.lower() in (r.id.lower(), r.slug)), None)
+    if chosen is None:
+        raise UsageError(f"there is no rule {name!r}; see gradforensics rules list")
+    from gradforensics.report.rule_page import render
+
+    click.echo(render(chosen, lang), nl=False)  # type: ignore[arg-type]  # click.Choice allows the two members only
+    return 0
+
+
+@rules.command("check")
+@click.argument("folder", type=click.Path(file_okay=False, exists=True))
+def rules_check(folder: str) -> int:
+    """Check the rule files below FOLDER: the format, what a rule must hold, and every example.
+
+    All complaints are printed, each with file and line; a warning is a matter of style and no fault.
+    """
+    from pathlib import Path
+
+    from gradforensics.diagnosis.lint import check_folder
+
+    checked = check_folder(Path(folder))
+    for complaint in checked.complaints:
+        click.echo(harmless(str(complaint)), err=True)
+    click.echo(f"{checked.rules} rules, {checked.examples} examples, {checked.wrong} wrong")
+    return 2 if checked.wrong else 0
