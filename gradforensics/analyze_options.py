@@ -92,6 +92,11 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         is_flag=True,
         help="Ask transformers, in a child process, what the parameters that config.json describes are called.",
     ),
+    click.option(
+        "--redact",
+        is_flag=True,
+        help="Leave host names, user names, folders of paths and e-mail addresses out of all outputs.",
+    ),
     click.option("--force", is_flag=True, help="Overwrite outputs that gradforensics did not write."),
 )
 

@@ -18,6 +18,7 @@ from gradforensics.errors import GradforensicsError, UsageError
 from gradforensics.progress_bar import Bar
 from gradforensics.replay_options import replay_options
 from gradforensics.rules_command import rules
+from gradforensics.secrecy import masked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +65,7 @@ def analyze(
     lang: str,
     no_tensors: bool,
     names_from_config: bool,
+    redact: bool,
     force: bool,
 ) -> int:
     """Diagnose the training run(s) in PATHS: run directories or single log files.
@@ -107,6 +109,10 @@ def analyze(
     read = [*found, *known]
     sources = list({(s.path, s.sha256): s for evidence in read for s in evidence.sources}.values())
     report = build(diagnoses, sources, language=lang)  # type: ignore[arg-type]  # a click.Choice
+    if redact:
+        from gradforensics.report.redact import redacted
+
+        report = redacted(report, [*inputs, *other])
     rendered = [(target.path, FORMATS[target.format](report)) for target in chosen]
     deliver(rendered, partial(render, report), force=force)
     return exit_code(diagnoses, fail_on)
@@ -328,11 +334,11 @@ def _internal_error(error: Exception) -> int:
         with tempfile.NamedTemporaryFile(
             "w", prefix="gradforensics-error-", suffix=".txt", delete=False, encoding="utf-8"
         ) as file:
-            file.write(f"gradforensics {__version__}\n{text}")
+            file.write(f"gradforensics {__version__}\n{masked(text)}")
             where = f" Details for a bug report: {file.name}"
     except OSError:
         pass
-    click.echo(f"gradforensics: internal error: {type(error).__name__}: {error}.{where}", err=True)
+    click.echo(harmless(f"gradforensics: internal error: {type(error).__name__}: {error}.{where}"), err=True)
     return 3
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradforensics.errors import UsageError
+from gradforensics.secrecy import masked, without_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,11 +66,11 @@ def deliver(
     written: list[str] = []
     for path, content in rendered:
         if path is not None:
-            write(path, content, force=force)
+            write(path, without_keys(content) if isinstance(content, str) else content, force=force)
             written.append(str(path))
     piped = next((content for path, content in rendered if path is None), None)
     if piped is not None:
-        click.echo(piped, nl=False)
+        click.echo(without_keys(piped) if isinstance(piped, str) else piped, nl=False)
     show(partial(summary, written=written), sys.stderr if piped is not None else sys.stdout)
 
 
@@ -79,7 +80,7 @@ def show(summary: Callable[..., str], stream: Any) -> None:
 
     color = stream.isatty() and "NO_COLOR" not in os.environ
     text = summary(color=color, width=shutil.get_terminal_size((100, 24)).columns)
-    click.echo(text, file=stream, nl=False, color=color)
+    click.echo(without_keys(text), file=stream, nl=False, color=color)
 
 
 def exit_code(diagnoses: Sequence[Diagnosis], fail_on: str) -> int:
@@ -93,7 +94,7 @@ def exit_code(diagnoses: Sequence[Diagnosis], fail_on: str) -> int:
 
 
 def harmless(text: str) -> str:
-    """Without control characters: a message may quote the evidence, which must not steer the terminal."""
+    """Without control characters and keys: a message may quote the evidence, which must not steer the terminal."""
     from gradforensics.evidence.discover import printable
 
-    return "".join(one if one.isprintable() or one == "\n" else printable(one) for one in text)
+    return "".join(one if one.isprintable() or one == "\n" else printable(one) for one in masked(text))

@@ -26,6 +26,7 @@ from gradforensics.checkpoints.model import Call, Checkpoint, Checksum, Fault, G
 from gradforensics.checkpoints.optimizer import OptimizerState, read_optimizer
 from gradforensics.checkpoints.refs import TensorRef
 from gradforensics.notices import Notice, Progress
+from gradforensics.secrecy import masked, of_setting
 from gradforensics.untrusted import danger, pickles
 from gradforensics.untrusted.dtypes import FLOATS
 from gradforensics.untrusted.files import LFS_POINTER, Damage, DamagedError, Readable, RefusedError, RegularFile
@@ -230,7 +231,7 @@ class _Loading:
 
     def _uses(self, name: str, uses: Mapping[str, pickles.Use]) -> None:
         for item in danger.executable(uses):
-            self.checkpoint.calls.append(Call(name, item.name, item.danger, item.arguments))
+            self.checkpoint.calls.append(Call(name, item.name, item.danger, masked(item.arguments)))
 
     # -- folders of files that belong together ------------------------------------------------------------------------
 
@@ -293,10 +294,10 @@ class _Loading:
             self._optimizer(state_dict, ".".join(path), file, rank, masters)
         self.checkpoint.groups += _flat_groups(content.flat_groups)
         for key, value in content.facts.items():
-            self.checkpoint.facts.setdefault(key, value)
+            self.checkpoint.facts.setdefault(key, of_setting(key, value))
         self.schedulers[rank] += content.schedulers
         self.checkpoint.histories += [(file, rows) for rows in content.histories]
-        self.checkpoint.settings += [(name, value, file) for name, value in content.settings]
+        self.checkpoint.settings += [(name, of_setting(name, value), file) for name, value in content.settings]
         if content.step is not None:
             self.steps[file] = content.step
 

@@ -16,6 +16,7 @@ from gradforensics.evidence.archives import open_archives
 from gradforensics.evidence.discover import discover
 from gradforensics.evidence.endings import ending_of
 from gradforensics.evidence.files import File
+from gradforensics.evidence.hiding import hide_secrets
 from gradforensics.evidence.looking import Looked
 from gradforensics.evidence.pieces import Group, Piece, Places
 from gradforensics.evidence.wandb_log.beside import without_repeats
@@ -92,6 +93,8 @@ def gather(
             text = f'no file has a column "{column}" (--map {column}={series})'
             for evidence in found:
                 evidence.notices.append(Notice("--map", None, text))
+    for evidence in found:
+        hide_secrets(evidence)
     return found
 
 
