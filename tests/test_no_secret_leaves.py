@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"RuntimeError: 401 Unauthorized for token={KEYS[1]} password={PASSWORDS[0]}",
     ]
     (folder / "train.log").write_text("\n".join(lines) + "\n")
-    settings = {f"setting_{i}": key for i, key in enumerate(KEYS)}
+    settings: dict[str, object] = {f"setting_{i}": key for i, key in enumerate(KEYS)}
     settings |= {"hub_token": PASSWORDS[1], "wandb": {"api_key": PASSWORDS[2]}, "learning_rate": 1e-4}
     settings["tracking_uri"] = f"https://jane:{PASSWORDS[0]}@mlflow.example.org/x"
     (folder / "config.json").write_text(json.dumps(settings))
