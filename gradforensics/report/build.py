@@ -16,7 +16,7 @@ from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, LookAlike
 from gradforensics.diagnosis.setting_differences import differences
 from gradforensics.languages import LANGUAGES, NOTHING, Language, Text, both
 from gradforensics.report.bracket import bracket
-from gradforensics.report.charts import TIMELINE_POINTS, timeline, zooms
+from gradforensics.report.charts import zooms
 from gradforensics.report.checkpoints import checkpoints
 from gradforensics.report.data_rows import data_rows
 from gradforensics.report.model import (
@@ -33,6 +33,7 @@ from gradforensics.report.model import (
     VerdictRow,
 )
 from gradforensics.report.replays import by_replay_alone, replayed_steps, replays, verified_fixes
+from gradforensics.report.timeline import TIMELINE_POINTS, timeline
 from gradforensics.tables import Evidence, SeriesFrame, Source
 from gradforensics.tables import Fact as Circumstance
 
@@ -106,7 +107,7 @@ def _run(diagnosis: Diagnosis, points: int) -> RunReport:
         replays=told,
         compared=_compared(evidence),
         data=data_rows(evidence),
-        timeline=timeline(evidence, weighed, diagnosis.primary, points),
+        timeline=timeline(evidence, weighed, diagnosis.primary, points, diagnosis.last_good_checkpoint),
     )
 
 

@@ -4,28 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from gradforensics.diagnosis.judge import Verdict
-from gradforensics.diagnosis.vocabulary import label
-from gradforensics.tables import Evidence, Phase, Series
+from gradforensics.diagnosis.vocabulary import Hit, label
+from gradforensics.tables import Evidence, Phase, Series, StepUnit
 
-TIMELINE_POINTS = 800  # two points (minimum and maximum) per 2 px of an 800 px plot
-ZOOM_POINTS = 300
+LINE_POINTS = 800  # of one line: two points (minimum and maximum) per 2 px of an 800 px plot
+ZOOM_POINTS = 200  # of one line
 ZOOM_SIDE = 25  # logged points shown before and after the onset
 BAD_RUNS = 120  # stretches of non-finite points that a panel shows apart; more are joined
 CHARTS_PER_FINDING = 3
 ATTEMPTS = 8  # earlier attempts whose redone points a chart shows
 
-# (panel, its series as (phase, name)); in this order, where logged.
-_PANELS: tuple[tuple[tuple[Phase, str], ...], ...] = (
-    (("train", "loss"), ("eval", "loss")),
-    (("train", "grad_norm"),),
-    (("train", "lr"),),
-    (("train", "loss_scale"),),
-)
+_AS_LOGGED = {"memory_allocated", "memory_reserved", "memory_host"}  # bytes, GB or percent: the logged name says it
 _LINEAR = {"lr"}  # a schedule is read by its shape; on a log axis a linear decay to zero looks like a cliff
+
+
+Kind: TypeAlias = Literal["whole", "onset", "finding"]
+"""What a chart is of: a whole run, all its panels around the onset of the primary case, a series that a hit names."""
+
+
+LaneName: TypeAlias = Literal["checkpoints", "evaluations"]
+
+
+class Point(NamedTuple):
+    """A value and the step at which it was logged."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What a line is of, before it was decimated: finite and non-finite points, and the finite ones to be told."""
+
+    points: int
+    nonfinite: int
+    first: Point
+    last: Point
+    low: Point
+    high: Point
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +54,8 @@ class Line:
     """The finite points of one series, decimated; `segment` changes where non-finite points interrupt the line.
 
     attempt: None for the series as it stands in the end, else the (earlier) attempt whose points a later one redid.
+    tag: the logged name where the canonical one does not tell the unit. extent: None without a finite point; onset: the
+    first point at or after the onset, NaN where it is not finite.
     """
 
     name: str
@@ -40,6 +63,9 @@ class Line:
     values: np.ndarray
     segment: np.ndarray
     attempt: int | None = None
+    tag: str = ""
+    extent: Extent | None = None
+    onset: Point | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +97,16 @@ class Band:
     primary: bool = True
 
 
+@dataclass(frozen=True)
+class Lane:
+    """What happened at some steps, of which there are `total`; good: the step that is marked apart."""
+
+    name: LaneName
+    steps: tuple[int, ...]
+    total: int
+    good: int | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Panel:
     """One plot: lines that share a value axis."""
@@ -85,10 +121,12 @@ class Chart:
     """Panels above each other on one step axis."""
 
     panels: tuple[Panel, ...]
-    unit: str
+    unit: StepUnit
+    kind: Kind = "whole"
     bands: tuple[Band, ...] = ()
     attempts: tuple[int, ...] = ()
     marks: tuple[Mark, ...] = ()
+    lanes: tuple[Lane, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,25 +134,48 @@ class Chart:
         return tuple(line.name for panel in self.panels for line in panel.lines if line.attempt is None)
 
 
-def decimate(values: np.ndarray, limit: int) -> np.ndarray:
-    """Indices of at most about `limit` of the finite `values`: the minimum and the maximum of equal stretches."""
+def decimate(steps: np.ndarray, values: np.ndarray, limit: int) -> np.ndarray:
+    """Indices of at most about `limit` points: the first, the last, the minimum and the maximum of equal widths.
+
+    The widths are equal in steps, as the columns of a plot are: where a run logged seldom, every point is kept.
+    """
     n = len(values)
     if n <= limit:
         return np.arange(n)
-    size = -(-n // max(1, limit // 2))
-    rows = -(-n // size)
-    pad = rows * size - n
-    low = np.pad(values, (0, pad), constant_values=np.inf).reshape(rows, size).argmin(axis=1)
-    high = np.pad(values, (0, pad), constant_values=-np.inf).reshape(rows, size).argmax(axis=1)
-    base = np.arange(rows) * size
-    return np.unique(np.concatenate([[0], base + low, base + high, [n - 1]]))
+    width = max(1, limit // 2)
+    column = (steps - steps[0]).astype(float) / max(1.0, float(steps[-1] - steps[0])) * width
+    edges = np.flatnonzero(np.diff(np.floor(column), prepend=-1.0, append=width + 2.0))
+    parts = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+    low = [a + int(values[a:b].argmin()) for a, b in parts]
+    high = [a + int(values[a:b].argmax()) for a, b in parts]
+    return np.unique(np.array([0, n - 1, *low, *high]))
 
 
-def line_of(series: Series, limit: int, attempt: int | None = None) -> Line:
-    """The finite points of a series as a line of at most about `limit` points."""
-    keep = np.flatnonzero(series.finite)
-    keep = keep[decimate(series.values[keep], limit)]
-    return Line(label(series), series.steps[keep], series.values[keep], np.cumsum(series.bad)[keep], attempt)
+def line_of(series: Series, limit: int, attempt: int | None = None, onset: int | None = None) -> Line:
+    """The finite points of a series as a line of at most about `limit` points; onset: a step to tell the value at."""
+    finite = np.flatnonzero(series.finite)
+    keep = finite[decimate(series.steps[finite], series.values[finite], limit)]
+    at = len(series) if onset is None else int(np.searchsorted(series.steps, onset))
+    return Line(
+        label(series),
+        series.steps[keep],
+        series.values[keep],
+        np.cumsum(series.bad)[keep],
+        attempt,
+        series.tag if series.name in _AS_LOGGED and series.tag != series.name else "",
+        _extent(series, finite) if len(finite) else None,
+        _point(series, at) if at < len(series) else None,
+    )
+
+
+def _point(series: Series, index: int) -> Point:
+    return Point(int(series.steps[index]), float(series.values[index]))
+
+
+def _extent(series: Series, finite: np.ndarray) -> Extent:
+    values = series.values[finite]
+    ends = (finite[0], finite[-1], finite[values.argmin()], finite[values.argmax()])
+    return Extent(len(finite), int(series.bad.sum()), *(_point(series, int(i)) for i in ends))
 
 
 def redone(evidence: Evidence, series: Series) -> list[tuple[int, Series]]:
@@ -147,26 +208,28 @@ def bad_of(series: Series) -> tuple[Bad, ...]:
     )
 
 
-def panel_of(evidence: Evidence, many: Sequence[Series], limit: int, window: tuple[int, int] | None = None) -> Panel:
-    """One panel of series that share a value axis, within a window of steps."""
+def panel_of(
+    evidence: Evidence,
+    many: Sequence[Series],
+    limit: int,
+    window: tuple[int, int] | None = None,
+    onset: int | None = None,
+) -> Panel:
+    """One panel of series that share a value axis, within a window of steps; each gets about `limit` points."""
     lines: list[Line] = []
     bad: list[Bad] = []
     for series in many:
-        for attempt, part in [*redone(evidence, series), (None, series)]:
-            seen = part if window is None else part.where((part.steps >= window[0]) & (part.steps <= window[1]))
-            lines.append(line_of(seen, limit, attempt))
-            bad += bad_of(seen)
+        parts = [(attempt, _within(part, window)) for attempt, part in [*redone(evidence, series), (None, series)]]
+        total = sum(len(part) for _, part in parts)
+        for attempt, part in parts:
+            share = limit * len(part) // max(1, total)
+            lines.append(line_of(part, max(20, share), attempt, onset))
+            bad += bad_of(part)
     return Panel(tuple(lines), tuple(bad), _spans_decades(lines) and all(s.name not in _LINEAR for s in many))
 
 
-def _share_axis(many: Sequence[Series]) -> bool:
-    """Whether no series would be flattened by the others: their ranges overlap, or none is narrow beside the whole."""
-    spans = [(float(s.good.values.min()), float(s.good.values.max())) for s in many if len(s.good)]
-    if len(spans) < 2:
-        return True
-    low, high = min(a for a, _ in spans), max(b for _, b in spans)
-    disjoint = max(a for a, _ in spans) > min(b for _, b in spans)
-    return not (disjoint and min(b - a for a, b in spans) < 0.1 * (high - low))
+def _within(series: Series, window: tuple[int, int] | None) -> Series:
+    return series if window is None else series.where((series.steps >= window[0]) & (series.steps <= window[1]))
 
 
 def _spans_decades(lines: Iterable[Line]) -> bool:
@@ -178,10 +241,10 @@ def _spans_decades(lines: Iterable[Line]) -> bool:
     return bool(positive.max() > 1e3 * positive.min())
 
 
-def _boundaries(series: Series) -> tuple[int, ...]:
-    """Steps at which a later attempt takes over."""
-    index = np.flatnonzero(np.diff(series.attempts) != 0) + 1
-    return tuple(int(s) for s in series.steps[index][:40])
+def boundaries(series: Series, window: tuple[int, int]) -> tuple[int, ...]:
+    """Steps within a window at which a later attempt takes over."""
+    steps = series.steps[np.flatnonzero(np.diff(series.attempts) != 0) + 1].tolist()
+    return tuple(s for s in steps if window[0] <= s <= window[1])[:40]
 
 
 def bands_of(findings: Sequence[Verdict], primary: Verdict | None) -> tuple[Band, ...]:
@@ -193,55 +256,55 @@ def bands_of(findings: Sequence[Verdict], primary: Verdict | None) -> tuple[Band
     )
 
 
-def timeline(
-    evidence: Evidence, findings: Sequence[Verdict], primary: Verdict | None, points: int = TIMELINE_POINTS
-) -> tuple[Chart, ...]:
-    """Loss, gradient norm, learning rate and loss scale above each other; one chart per step unit.
-
-    Where none of them is logged, the first four series of the record stand in.
-    """
-    groups = [[s for phase, name in panel if (s := evidence.series(name, phase)) is not None] for panel in _PANELS]
-    groups = [g for g in groups if g]
-    if not groups:
-        phases: tuple[Phase, ...] = ("train", "eval", "test")
-        found = [evidence.series(name, phase) for phase in phases for name in evidence.names(phase)]
-        groups = [[s] for s in found if s is not None][:4]
-    groups = [g for group in groups for g in ([group] if _share_axis(group) else [[s] for s in group])]
-    by_unit: dict[str, list[list[Series]]] = {}
-    for group in groups:
-        for unit in dict.fromkeys(s.step_unit for s in group):
-            by_unit.setdefault(unit, []).append([s for s in group if s.step_unit == unit])
-    bands = bands_of(findings, primary)
-    return tuple(
-        Chart(tuple(panel_of(evidence, g, points) for g in panels), unit, bands, _boundaries(panels[0][0]))
-        for unit, panels in by_unit.items()
-    )
-
-
 def zooms(evidence: Evidence, verdict: Verdict, points: int = ZOOM_POINTS) -> tuple[Chart, ...]:
     """For each series that the hits of a verdict name: the points around the onset."""
-    named = dict.fromkeys(h.series for holding in verdict.holdings for h in holding.hits if h.series)
     charts = []
-    for name in named:
-        series = _named(evidence, name)
+    for name in dict.fromkeys(h.series for h in hits_of(verdict) if h.series):
+        series = named(evidence, name)
         if series is None or len(series) < 2:
             continue
-        hits = [h for holding in verdict.holdings for h in holding.hits if h.series == name and h.step is not None]
-        window = _window(series, verdict, [h.step for h in hits if h.step is not None])
-        panel = panel_of(evidence, [series], points, window)
-        marks = [
-            Mark(label(series), h.step, h.value)
-            for h in hits
-            if h.step is not None and h.value is not None and np.isfinite(h.value)
-        ]
-        edges = tuple(step for step in _boundaries(series) if window[0] <= step <= window[1])
-        charts.append(Chart((panel,), series.step_unit, bands_of([verdict], verdict), edges, tuple(marks[:40])))
+        window = window_of(series, verdict, [h.step for h in hits_of(verdict) if h.series == name])
+        bands = bands_of([verdict], verdict) if series.step_unit == unit_of(evidence, verdict) else ()
+        charts.append(
+            Chart(
+                (panel_of(evidence, [series], points, window, verdict.onset if bands else None),),
+                series.step_unit,
+                "finding",
+                bands,
+                boundaries(series, window),
+                marks_of(series, hits_of(verdict)),
+            )
+        )
         if len(charts) == CHARTS_PER_FINDING:
             break
     return tuple(charts)
 
 
-def _named(evidence: Evidence, name: str) -> Series | None:
+def hits_of(verdict: Verdict) -> list[Hit]:
+    """All hits of a verdict."""
+    return [h for holding in verdict.holdings for h in holding.hits]
+
+
+def marks_of(series: Series, hits: Iterable[Hit]) -> tuple[Mark, ...]:
+    """The finite values of a series that hits name."""
+    names = {label(series), series.name} if series.phase == "train" else {label(series)}
+    return tuple(
+        Mark(label(series), h.step, h.value)
+        for h in hits
+        if h.series in names and h.step is not None and h.value is not None and np.isfinite(h.value)
+    )[:40]
+
+
+def unit_of(evidence: Evidence, verdict: Verdict) -> StepUnit | None:
+    """What the onset of a verdict counts: the unit of the series that shows it; None where no series does."""
+    for hit in sorted(hits_of(verdict), key=lambda h: h.step != verdict.onset):
+        series = None if hit.series is None else named(evidence, hit.series)
+        if series is not None:
+            return series.step_unit
+    return None
+
+
+def named(evidence: Evidence, name: str) -> Series | None:
     """The series that a hit names, its phase in front unless that is train; other slashes belong to the name."""
     phases: dict[str, Phase] = {"eval": "eval", "test": "test"}
     first, _, rest = name.partition("/")
@@ -249,9 +312,10 @@ def _named(evidence: Evidence, name: str) -> Series | None:
     return found or evidence.series(name)
 
 
-def _window(series: Series, verdict: Verdict, hits: Sequence[int]) -> tuple[int, int]:
+def window_of(series: Series, verdict: Verdict, hits: Iterable[int | None]) -> tuple[int, int]:
     """First and last step of the zoom: ZOOM_SIDE logged points either side of the onset and of the first hits here."""
-    anchors = [s for s in (verdict.onset_after, verdict.onset) if s is not None] + sorted(hits)[:3]
+    anchors = [s for s in (verdict.onset_after, verdict.onset) if s is not None]
+    anchors += sorted(s for s in hits if s is not None)[:3]
     if not anchors:
         return int(series.steps[0]), int(series.steps[-1])
     low = max(0, int(np.searchsorted(series.steps, min(anchors))) - ZOOM_SIDE)

@@ -12,12 +12,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from gradforensics.languages import Language, Text
-from gradforensics.report import palette, svg
+from gradforensics.report import palette
 from gradforensics.report.bracket_pieces import BracketPieces
 from gradforensics.report.charts import Chart
 from gradforensics.report.checkpoint_pieces import CheckpointPieces
 from gradforensics.report.data_pieces import DataPieces
-from gradforensics.report.markup import PageWords, tag, visible
+from gradforensics.report.figures import Figures
+from gradforensics.report.markup import PageWords, visible
 from gradforensics.report.model import Report
 from gradforensics.report.pieces import Pieces
 from gradforensics.report.replay_pieces import ReplayPieces
@@ -76,16 +77,13 @@ def render(report: Report) -> str:
     """The whole page."""
     words = PageWords(report.language)
     plain = Words(report.language)
+    figures = Figures(words)
     drawn = 0
 
     def draw(charts: tuple[Chart, ...]) -> Markup:
         nonlocal drawn
-        figures = []
-        for chart in charts:
-            drawn += 1
-            drawing = Markup(svg.draw(chart, plain, f"c{drawn}"))  # noqa: S704  # svg escapes every text that it draws
-            figures.append(tag("figure", drawing))
-        return Markup("").join(figures)
+        drawn += len(charts)
+        return Markup("").join(figures.figure(chart, f"c{drawn - i}") for i, chart in enumerate(charts))
 
     return (
         _environment(report.language)
@@ -99,6 +97,7 @@ def render(report: Report) -> str:
             r=ReplayPieces(words),
             d=DataPieces(words),
             draw=draw,
+            tools=figures.tools(),
             ordered_chain=ordered_chain,
             title=shorten(_title(report, plain), 200),
             html_language="zh-CN" if report.language == "zh" else "en",

@@ -69,14 +69,25 @@ class PageWords:
 
     def of(self, told: Callable[[Words], str]) -> Markup:
         """What a function tells with the words of each language."""
-        return self.text(both(lambda language: told(self._each[language])))
+        return self.text(self.told(told))
+
+    def told(self, told: Callable[[Words], str]) -> Text:
+        """The same as a text."""
+        return both(lambda language: told(self._each[language]))
 
     def text(self, text: Text) -> Markup:
         """A text in both languages."""
+        return self._both(text, "span", hidden="")
+
+    def drawn(self, text: Text) -> Markup:
+        """A text in both languages inside a <text> of a drawing."""
+        return self._both(text, "tspan", display="none")
+
+    def _both(self, text: Text, element: str, **unseen: str) -> Markup:
         if not text.zh or text.zh == text.en:
             return escape(visible(text.en))
         return Markup("").join(
-            tag("span", text.in_(language), lang=language, hidden=None if language == self.first else "")
+            tag(element, text.in_(language), lang=language, **({} if language == self.first else unseen))
             for language in LANGUAGES
         )
 

@@ -1,29 +1,54 @@
-"""Charts as SVG text.
+"""Charts as SVG text, with the words of both languages.
 
 Colours are presentation attributes, so that a chart survives a blocked style sheet; the style sheet overrides them.
+What the script needs to zoom stands in data attributes: of the drawing its axis and its place (`data-x`), of a panel
+its place and its kind of axis (`data-p`), of a line its points (`data-s`, `data-v`), of marks their steps (`data-m`)
+with the place and the shape to be drawn at each (`data-y`, `data-t`), of stretches their ends (`data-b`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from markupsafe import Markup
 
-from gradforensics.report.charts import Bad, Band, Chart, Line, Panel
+from gradforensics.languages import Text
+from gradforensics.report.axes import Axis, tick_labels, ticks
+from gradforensics.report.charts import Band, Chart, Lane, Line, Panel
+from gradforensics.report.markup import PageWords, tag
+from gradforensics.report.packing import packed_steps, packed_values, relative_path
 from gradforensics.report.palette import LIGHT, LINES
-from gradforensics.report.words import Words, columns, number, printable
+from gradforensics.report.words import Words, columns, shorten
 
-WIDTH, LEFT, RIGHT = 880, 64, 14
+WIDTH, LEFT, RIGHT = 880, 76, 14
 _PLOT = WIDTH - LEFT - RIGHT
-_HEAD, _GAP, _FOOT, _BANNER = 24, 10, 38, 17
+_HEAD, _GAP, _LANE, _FOOT, _BANNER = 24, 10, 16, 38, 17
 _FONT = "system-ui,'Segoe UI',Roboto,'Noto Sans','Noto Sans CJK SC','PingFang SC','Microsoft YaHei',sans-serif"
+_ALL_DOTS = 40  # up to so many points of a line are dots, too
 
 # Class suffix and colour of a line; the style sheet has a dark twin for each class.
-_ROLES = {"loss": 0, "eval/loss": 1, "grad_norm": 2, "lr": 3, "loss_scale": 4}
+_ROLES = {"loss": 0, "eval/loss": 1, "grad_norm": 2, "lr": 3, "loss_scale": 4, "memory_allocated": 5}
+_DASHES = (None, "8 3", "8 3 2 3", "12 4")  # of the lines of one panel: they are told apart without their colours, too
+REDONE = "2 3"
 _COLOURS = tuple(LIGHT[f"l{i}"] for i in range(LINES))
-_RED, _INK, _SOFT, _GRID, _TICK, _PAPER = (LIGHT[c] for c in ("red", "ink", "soft", "line", "tick", "paper"))
+_RED, _GREEN, _INK, SOFT, _GRID, _TICK, _PAPER = (
+    LIGHT[c] for c in ("red", "green", "ink", "soft", "line", "tick", "paper")
+)
+SHAPES = {"checkpoint": "m0-4 4 4-4 4-4-4z", "good": "m0-5.5 5.5 5.5-5.5 5.5-5.5-5.5z", "evaluation": "m0-4v8"}
+"""What stands at a step of a lane, as a path from the middle of the lane."""
+LOOKS: dict[str, dict[str, object]] = {
+    "checkpoint": {"stroke": SOFT, "fill": "none", "stroke_width": 1.3},
+    "good": {"stroke": _GREEN, "fill": _GREEN},
+    "evaluation": {"stroke": SOFT, "fill": "none", "stroke_width": 1.5},
+    "attempt": {"stroke": SOFT, "fill": "none", "stroke_dasharray": "5 4"},
+    "other": {"stroke": _RED, "fill": "none", "stroke_dasharray": "2 3"},
+    "held": {"stroke": _GREEN, "fill": "none", "stroke_opacity": 0.55},
+    "band": {"fill": _RED, "fill_opacity": 0.14},
+    "bad": {"stroke": _RED, "fill": "none", "stroke_width": 7},
+    "ring": {"stroke": _RED, "fill": "none", "stroke_width": 1.8},
+}
+"""Presentation attributes of marks by their class; the key under a chart draws them once more."""
 
 
 def colour_of(name: str, position: int) -> int:
@@ -31,173 +56,132 @@ def colour_of(name: str, position: int) -> int:
     return _ROLES.get(name, position % len(_COLOURS))
 
 
-def ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[float]:
-    """Round numbers within [low, high], about `count` of them."""
-    raw = (high - low) / max(1, count)
-    if not raw > 0 or not math.isfinite(raw):
-        return [low]
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
-    if whole:
-        step = max(1.0, round(step))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [k * step for k in range(first, last + 1)]
+def element(name: str, kind: str, *children: object, **attributes: object) -> Markup:
+    """An element of a drawing; `_` in names of attributes is `-`."""
+    return tag(name, *children, kind=kind, **{key.replace("_", "-"): value for key, value in attributes.items()})
 
 
-def tick_labels(values: Sequence[float]) -> list[str]:
-    """Labels of one axis, all with the same number of decimals."""
-    if len(values) < 2:
-        return [number(v) for v in values]
-    step = values[1] - values[0]
-    top = max(abs(v) for v in values)
-    if top >= 1e6 or top < 1e-3:
-        power = math.floor(math.log10(top) + 1e-9)
-        decimals = max(0, power - math.floor(math.log10(step) + 1e-9))
-        return ["0" if v == 0 else _scientific(v, power, decimals) for v in values]
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    return [f"{v:,.{decimals}f}" if abs(v) >= 1e4 else f"{v:.{decimals}f}" for v in values]
-
-
-def _scientific(value: float, power: int, decimals: int) -> str:
-    return f"{value / 10.0**power:.{decimals}f}e{power}"
-
-
-class _Axis:
-    """The value axis of one panel: its range and where a value lies in it (0 bottom, 1 top)."""
-
-    def __init__(self, panel: Panel) -> None:
-        values = np.concatenate([line.values for line in panel.lines] or [np.empty(0)])
-        values = np.clip(values, -1e300, 1e300)  # the range of two values near the largest double would be infinite
-        self.log = panel.log
-        self.empty = not len(values)
-        if self.log:
-            values = np.log10(values[values > 0])
-        low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-        if self.log:
-            pad = 0.04 * (high - low)
-            self.low, self.high = low - pad, high + pad
-            return
-        constant = high - low <= 1e-9 * max(abs(low), abs(high))
-        pad = (0.5 * abs(high) or 1.0) if constant else 0.06 * (high - low)
-        head = 2.5 * pad if panel.bad else pad  # the strokes of non-finite points lie along the top
-        self.low, self.high = low - pad, high + head
-        if 0 <= low <= 0.25 * high:
-            self.low = 0.0 if low > 0 else -0.03 * high
-
-    def at(self, values: np.ndarray) -> np.ndarray:
-        """Where values lie; values that a log axis cannot show lie on its bottom."""
-        if self.log:
-            floor = 10.0 ** max(self.low, -300)
-            values = np.log10(np.maximum(values, floor))
-        return (values - self.low) / (self.high - self.low)
-
-    def ticks(self, count: int) -> list[tuple[float, str]]:
-        """Positions (0 to 1) and labels of the ticks."""
-        if self.empty:
-            return []
-        if not self.log:
-            values = ticks(self.low, self.high, count)
-            return [
-                ((v - self.low) / (self.high - self.low), t) for v, t in zip(values, tick_labels(values), strict=True)
-            ]
-        powers = list(range(math.ceil(self.low), math.floor(self.high) + 1))
-        powers = powers[:: max(1, -(-len(powers) // (count + 1)))]
-        return [((p - self.low) / (self.high - self.low), f"{10.0**p:g}" if -4 < p < 5 else f"1e{p}") for p in powers]
+def span_of(chart: Chart) -> tuple[float, float]:
+    """The ends of the step axis."""
+    ends = [float(line.steps[i]) for panel in chart.panels for line in panel.lines if len(line.steps) for i in (0, -1)]
+    ends += [float(s) for panel in chart.panels for b in panel.bad for s in (b.first, b.last)]
+    if not ends:
+        return 0.0, 1.0
+    low, high = min(ends), max(ends)
+    return (low, high) if high > low else (low - 1, high + 1)
 
 
 class _Drawing:
-    def __init__(self, chart: Chart, words: Words, name: str) -> None:
-        self.chart, self.words, self.name = chart, words, name
-        self.low, self.high = _span(chart)
-        self.out: list[str] = []
+    def __init__(self, chart: Chart, words: PageWords) -> None:
+        self.chart, self.words = chart, words
+        self.low, self.high = span_of(chart)
+        self.out: list[Markup] = []
 
     def x(self, step: float) -> float:
         """Horizontal position of a step, kept inside the plot."""
         where = (step - self.low) / (self.high - self.low)
         return LEFT + _PLOT * min(1.0, max(0.0, where))
 
-    def shape(self, name: str, kind: str, content: str = "", /, **attributes: object) -> None:
-        """Append an element; `content` is markup, attribute values are text."""
-        told = "".join(f' {key.replace("_", "-")}="{_safe(str(value))}"' for key, value in attributes.items())
-        self.out.append(f'<{name} class="{kind}"{told}>{content}</{name}>')
+    def seen(self, steps: Iterable[int]) -> list[int]:
+        """Those of the steps that the axis covers, in order."""
+        return sorted(s for s in steps if self.low <= s <= self.high)
 
-    def path(self, kind: str, d: str, stroke: str, **attributes: object) -> None:
-        self.shape("path", kind, d=d, stroke=stroke, fill="none", **attributes)
+    def shape(self, name: str, kind: str, *children: object, **attributes: object) -> None:
+        self.out.append(element(name, kind, *children, **attributes))
 
-    def text(self, x: float, y: float, content: str, *, kind: str = "t2", **look: object) -> None:
-        look = {"fill": _SOFT, "font_size": 11.5, **look}
-        self.shape("text", kind, _safe(content), x=f"{x:.1f}", y=f"{y:.1f}", **look)
+    def text(self, x: float, y: float, content: object, *, kind: str = "t2", **look: object) -> None:
+        look = {"fill": SOFT, "font_size": 11.5, **look}
+        self.shape("text", kind, content, x=f"{x:.1f}", y=f"{y:.1f}", **look)
 
-    def render(self) -> str:
+    def told(self, say: Callable[[Words], str]) -> Markup:
+        return self.words.drawn(self.words.told(say))
+
+    def render(self, label: str) -> Markup:
         chart = self.chart
         plots = [_plot_height(chart, i) for i in range(len(chart.panels))]
         banner = _BANNER if chart.bands or chart.attempts else 0
-        height = banner + sum(_HEAD + p + _GAP for p in plots) + _FOOT - _GAP
-        unit = self.words(chart.unit)
-        title = self.words("chart_of", series=", ".join(chart.names), unit=unit)
-        bottom = height - _FOOT
-        self.out.append(
-            f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"'
-            f' viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="{self.name}-t" font-family="{_FONT}"'
-            f' data-u="{_safe(unit)}" data-x="{self.low!r},{self.high!r},{LEFT},{_PLOT}">'
-            f'<title id="{self.name}-t">{_safe(title)}</title>'
-        )
-        self.shape("rect", "paper", width=WIDTH, height=height, fill=_PAPER)
-        frames: list[tuple[Panel, int, int]] = []
+        bottom = banner + sum(_HEAD + p + _GAP for p in plots) - _GAP
+        height = bottom + _LANE * len(chart.lanes) + _FOOT
+        frames: list[tuple[int, int]] = []
         y = banner
-        for panel, plot in zip(chart.panels, plots, strict=True):
-            frames.append((panel, y + _HEAD, plot))
+        for plot in plots:
+            frames.append((y + _HEAD, plot))
             y += _HEAD + plot + _GAP
-        for band in sorted(chart.bands, key=lambda b: b.primary):
-            self.band(band, [(t, h) for _, t, h in frames])
-        for panel, plot_top, plot in frames:
-            self.panel(panel, plot_top, plot)
+        self.shape("rect", "paper", width=WIDTH, height=height, fill=_PAPER)
+        for band in chart.bands:
+            self.band(band, frames)
+        for panel, (top, plot) in zip(chart.panels, frames, strict=True):
+            self.panel(panel, top, plot)
         self.verticals(frames)
-        self.foot(bottom, frames, unit)
+        for row, lane in enumerate(chart.lanes):
+            self.lane(lane, bottom + _LANE * row + _LANE // 2 + 4)
+        self.foot(height - _FOOT, frames)
         self.banner(banner)
-        self.out.append("</svg>")
-        return "".join(self.out)
+        return element(
+            "svg",
+            "chart",
+            *self.out,
+            xmlns="http://www.w3.org/2000/svg",
+            width=WIDTH,
+            height=height,
+            viewBox=f"0 0 {WIDTH} {height}",
+            role="img",
+            aria_labelledby=label,
+            font_family=_FONT,
+            data_x=f"{self.low:.0f},{self.high:.0f},{LEFT},{_PLOT}",
+        )
 
     def band(self, band: Band, frames: Sequence[tuple[int, int]]) -> None:
+        """The onset interval of the primary case through all panels."""
         if not band.primary or not self.low <= band.last <= self.high:
             return
+        first = band.last if band.first is None else band.first
         right = self.x(band.last)
-        left = self.x(band.first) if band.first is not None else right
-        width = max(2.5, right - left)
-        since = "≤ " if band.first is None else f"{band.first}–"
-        told = f"{band.label}: {self.words('fault')} {since}{band.last}"
-        hint = f"<title>{_safe(told)}</title>"
+        width = max(2.5, right - self.x(first))
         for top, plot in frames:
-            place = {"x": f"{right - width:.1f}", "y": f"{top:.1f}", "width": f"{width:.1f}", "height": plot}
-            self.shape("rect", "band", hint, **place, fill=_RED, fill_opacity=0.14)
+            place = {"x": f"{right - width:.1f}", "y": top, "width": f"{width:.1f}", "height": plot}
+            self.shape("rect", "band", **place, **LOOKS["band"], data_b=packed_steps(np.array([first, band.last])))
 
-    def panel(self, panel: Panel, top: float, plot: float) -> None:
-        axis = _Axis(panel)
+    def panel(self, panel: Panel, top: int, plot: int) -> None:
+        axis = Axis(panel)
+        outer, self.out = self.out, []
         bottom = top + plot
         grid = []
         for where, label in axis.ticks(5 if plot > 150 else 3):
             y = bottom - where * plot
             grid.append(f"M{LEFT} {y:.1f}h{_PLOT}")
-            self.text(LEFT - 8, y + 4, label, text_anchor="end")
-        self.path("grid", f"{''.join(grid)}M{LEFT} {bottom:.1f}h{_PLOT}", _GRID)
+            self.text(LEFT - 8, y + 4, label, text_anchor="end", kind="t2 yt")
+        d = f"{''.join(grid)}M{LEFT} {bottom}h{_PLOT}"
+        self.shape("path", "grid", d=d, stroke=_GRID, fill="none")
         self.legend(panel, top - 8)
-        names = list(dict.fromkeys(line.name for line in panel.lines))
+        names = [line.name for line in panel.lines if line.attempt is None]
         for line in sorted(panel.lines, key=lambda line: line.attempt is None):
-            self.line(line, axis, bottom, plot, colour_of(line.name, names.index(line.name)))
+            self.line(line, axis, bottom, plot, names.index(line.name))
             if line.attempt is None:
-                self.marks(line, axis, bottom, plot)
-        self.bad(panel.bad, top)
+                self.rings(line, axis, bottom, plot)
+        self.bad(panel, top)
+        place = f"{top},{plot},{int(panel.log)},{int(bool(panel.bad))}"
+        self.out = [*outer, element("g", "", *self.out, data_p=place)]
 
-    def legend(self, panel: Panel, y: float) -> None:
-        x = float(LEFT)
+    def legend(self, panel: Panel, y: int) -> None:
+        x = LEFT
         for position, line in enumerate(line for line in panel.lines if line.attempt is None):
             index = colour_of(line.name, position)
-            name = line.name if len(line.name) <= 60 else line.name[:59] + "…"
-            self.path(f"l{index}", f"M{x:.1f} {y - 4:.1f}h16", _COLOURS[index], stroke_width=2.5)
-            self.text(x + 22, y, name, kind="t1", fill=_INK, font_size=12.5)
-            x += 22 + 7.2 * columns(name) + 22
+            name = shorten(line.name, 60)
+            look = {
+                "stroke": _COLOURS[index],
+                "stroke_width": 2.5,
+                "stroke_dasharray": _DASHES[position % len(_DASHES)],
+            }
+            self.shape("path", f"l{index}", d=f"M{x} {y - 4}h26", fill="none", **look)
+            self.text(x + 32, y, name, kind="t1", fill=_INK, font_size=12.5, translate="no")
+            x += 32 + int(7.2 * columns(name)) + 14
+            if line.tag:
+                logged = shorten(line.tag, 40)
+                self.text(x, y, logged, translate="no")
+                x += int(6.4 * columns(logged)) + 14
         if panel.log:
-            self.text(x, y, self.words("log_scale"))
+            self.text(x, y, self.told(lambda words: words("log_scale")))
         if panel.bad:
             counts: dict[str, int] = {}
             for bad in panel.bad:
@@ -206,106 +190,115 @@ class _Drawing:
             told = ", ".join(f"{n} × {name}" for name, n in counts.items())
             self.text(WIDTH - RIGHT, y, told, text_anchor="end", kind="tb", fill=_RED, font_size=12)
 
-    def line(self, line: Line, axis: _Axis, bottom: float, plot: float, index: int) -> None:
+    def line(self, line: Line, axis: Axis, bottom: int, plot: int, position: int) -> None:
         if not len(line.steps):
             return
-        xs = LEFT + _PLOT * (line.steps - self.low) / (self.high - self.low)
-        ys = bottom - plot * axis.at(line.values)
-        points = [f"{x:.1f} {y:.1f}" for x, y in zip(xs.tolist(), ys.tolist(), strict=True)]
+        index = colour_of(line.name, position)
+        x = LEFT + _PLOT * (line.steps - self.low) / (self.high - self.low)
+        y = bottom - plot * axis.at(line.values)
         starts = np.diff(line.segment, prepend=-1) != 0
-        parts = [("M" if new else "L") + point for point, new in zip(points, starts.tolist(), strict=True)]
-        few = len(points) <= 40 and line.attempt is None
-        dotted = np.full(len(points), True) if few else starts & np.append(starts[1:], True)  # else the isolated ones
-        look = {"stroke_linejoin": "round", "stroke_linecap": "round"}
-        name = line.name
-        if line.attempt is not None:
-            name = f"{name}, {self.words('attempt_n', n=line.attempt + 1)}"
-            look |= {"stroke_dasharray": "4 3.5", "stroke_opacity": "0.65"}
+        few = len(x) <= _ALL_DOTS and line.attempt is None
+        dotted = np.full(len(x), True) if few else starts & np.append(starts[1:], True)  # else the isolated ones
+        look: dict[str, object] = {"stroke": _COLOURS[index], "fill": "none", "stroke_linecap": "round"}
+        if line.attempt is None:
+            look["stroke_dasharray"] = _DASHES[position % len(_DASHES)]
+        else:
+            look |= {"stroke_dasharray": REDONE, "stroke_opacity": "0.65"}
         told = {
-            "data_n": name,
-            "data_s": " ".join(map(str, line.steps.tolist())),
-            "data_v": " ".join(f"{v:.6g}" for v in line.values.tolist()),
+            "data_n": line.name,
+            "data_a": None if line.attempt is None else line.attempt + 1,
+            "data_s": packed_steps(line.steps, line.segment),
+            "data_v": packed_values(line.values),
         }
-        self.path(f"l{index}", "".join(parts), _COLOURS[index], stroke_width=1.6, **look, **told)
-        dots = "".join(f"M{points[i]}h.01" for i in np.flatnonzero(dotted).tolist())
-        if dots:
-            self.path(f"l{index}", dots, _COLOURS[index], stroke_width=4.5, **look)
+        path = relative_path(x, y, starts)
+        self.shape("path", f"l{index}", d=path, stroke_width=1.6, stroke_linejoin="round", **look, **told)
+        dots = "".join(f"M{x[i]:.1f} {y[i]:.1f}h.01" for i in np.flatnonzero(dotted).tolist())
+        look = {"stroke": _COLOURS[index], "stroke_linecap": "round", "stroke_width": 4.5}
+        self.shape("path", f"l{index} dots", d=dots, fill="none", **look)
 
-    def marks(self, line: Line, axis: _Axis, bottom: float, plot: float) -> None:
+    def rings(self, line: Line, axis: Axis, bottom: int, plot: int) -> None:
         """Rings around the points that the hits name."""
         for mark in self.chart.marks:
             if mark.series != line.name or not self.low <= mark.step <= self.high:
                 continue
             y = bottom - plot * float(axis.at(np.array([mark.value]))[0])
-            if not bottom - plot - 1 <= y <= bottom + 1:
-                continue
-            hint = f"<title>{mark.step}: {number(mark.value)}</title>"
-            place = {"cx": f"{self.x(mark.step):.1f}", "cy": f"{y:.1f}", "r": 5.5}
-            self.shape("circle", "ring", hint, **place, fill="none", stroke=_RED, stroke_width=1.8)
+            if bottom - plot - 1 <= y <= bottom + 1:
+                point = {"data_m": mark.step, "data_v": packed_values(np.array([mark.value]))}
+                place = {"cx": f"{self.x(mark.step):.1f}", "cy": f"{y:.1f}", "r": 5.5}
+                self.shape("circle", "ring", **place, **LOOKS["ring"], **point)
 
-    def bad(self, stretches: Iterable[Bad], top: float) -> None:
+    def bad(self, panel: Panel, top: int) -> None:
         """Non-finite points as red strokes along the top of the plot."""
-        path = "".join(f"M{self.x(b.first) - 1.5:.1f} {top + 4:.1f}H{self.x(b.last) + 1.5:.1f}" for b in stretches)
-        if path:
-            self.path("bad", path, _RED, stroke_width=7)
+        if not panel.bad:
+            return
+        stretches = sorted((b.first, b.last) for b in panel.bad)
+        path = "".join(f"M{self.x(a) - 1.5:.1f} {top + 4}H{self.x(b) + 1.5:.1f}" for a, b in stretches)
+        steps = packed_steps(np.array(stretches).ravel())
+        self.shape("path", "bad", d=path, **LOOKS["bad"], data_b=steps, data_y=top + 4)
 
-    def verticals(self, frames: Sequence[tuple[Panel, int, int]]) -> None:
-        """Attempt boundaries and the onsets of the other alarms through all panels."""
-        for kind, colour, dash, steps in (
-            ("attempt", _SOFT, "5 4", self.chart.attempts),
-            ("other", _RED, "2 3", [b.last for b in self.chart.bands if not b.primary]),
-        ):
-            path = "".join(
-                f"M{self.x(s):.1f} {top:.1f}v{plot}"
-                for s in steps
-                if self.low <= s <= self.high
-                for _, top, plot in frames
-            )
-            if path:
-                self.path(kind, path, colour, stroke_dasharray=dash)
+    def marks(self, kind: str, steps: Iterable[int], y: int, form: str) -> None:
+        """A shape at each of the steps."""
+        seen = self.seen(steps)
+        if seen:
+            path = "".join(f"M{self.x(s):.1f} {y}{form}" for s in seen)
+            place = {"data_m": packed_steps(np.array(seen)), "data_y": y, "data_t": form}
+            self.shape("path", kind, d=path, **LOOKS[kind], **place)
 
-    def banner(self, top: float) -> None:
+    def verticals(self, frames: Sequence[tuple[int, int]]) -> None:
+        """Attempt boundaries, the last good checkpoint and the onsets of the other alarms through all panels."""
+        good = [lane.good for lane in self.chart.lanes if lane.good is not None]
+        others = [b.last for b in self.chart.bands if not b.primary]
+        for kind, steps in (("attempt", self.chart.attempts), ("held", good), ("other", others)):
+            for top, plot in frames:
+                self.marks(kind, steps, top, f"v{plot}")
+
+    def lane(self, lane: Lane, y: int) -> None:
+        """A row of marks under the panels."""
+        self.text(
+            LEFT - 8, y + 4, self.told(lambda words: words(f"lane_{lane.name}")), text_anchor="end", font_size=10.5
+        )
+        kind = "checkpoint" if lane.name == "checkpoints" else "evaluation"
+        self.marks(kind, [s for s in lane.steps if s != lane.good], y, SHAPES[kind])
+        if lane.good is not None:
+            self.marks("good", [lane.good], y, SHAPES["good"])
+
+    def banner(self, top: int) -> None:
         """Names of the onsets and attempts above the first panel; one that would run into another is left out."""
-        labels = [(b.last, f"{b.label} ▾", "tb", _RED) for b in sorted(self.chart.bands, key=lambda b: not b.primary)]
-        labels += [(s, self.words("attempt_n", n=i + 2), "t2", _SOFT) for i, s in enumerate(self.chart.attempts)]
+        bands = sorted(self.chart.bands, key=lambda b: not b.primary)
+        labels = [(b.last, Text(f"{b.label} ▾"), "tb", _RED) for b in bands]
+        for index, step in enumerate(self.chart.attempts):
+            labels.append((step, self.words.told(_attempt(index + 2)), "t2", SOFT))
         taken: list[tuple[float, float]] = []
-        for step, content, kind, colour in labels:
+        for step, text, kind, colour in labels:
             if not self.low <= step <= self.high:
                 continue
-            half = 3.6 * columns(content)
+            half = 3.6 * max(map(columns, text))
             x = min(WIDTH - RIGHT - half, max(LEFT + half, self.x(step)))
             if all(x + half + 6 < a or x - half - 6 > b for a, b in taken):
                 taken.append((x - half, x + half))
-                self.text(x, top - 3, content, text_anchor="middle", kind=kind, fill=colour)
+                told = self.words.drawn(text)
+                self.text(x, top - 3, told, text_anchor="middle", kind=kind, fill=colour, data_m=step)
 
-    def foot(self, bottom: float, frames: Sequence[tuple[Panel, int, int]], unit: str) -> None:
+    def foot(self, bottom: int, frames: Sequence[tuple[int, int]]) -> None:
         values = [v for v in ticks(self.low, self.high, 8, whole=True) if self.low <= v <= self.high]
-        grid = "".join(f"M{self.x(v):.1f} {top + plot:.1f}v4" for v in values for _, top, plot in frames)
-        self.path("tick", grid, _TICK)
+        grid = "".join(f"M{self.x(v):.1f} {top + plot}v4" for v in values for top, plot in frames)
+        self.shape("path", "tick", d=grid, stroke=_TICK, fill="none")
         for value, label in zip(values, tick_labels(values), strict=True):
-            self.text(self.x(value), bottom + 17, label, text_anchor="middle")
-        self.text(LEFT + _PLOT / 2, bottom + 33, unit, text_anchor="middle")
+            self.text(self.x(value), bottom + 17, label, text_anchor="middle", kind="t2 xt")
+        unit = self.told(lambda words: words(self.chart.unit))
+        self.text(LEFT + _PLOT / 2, bottom + 33, unit, text_anchor="middle", kind="t2 unit")
 
 
-def draw(chart: Chart, words: Words, name: str) -> str:
-    """One chart as an <svg> element; `name` is unique in the page."""
-    return _Drawing(chart, words, name).render()
+def _attempt(n: int) -> Callable[[Words], str]:
+    return lambda words: words("attempt_n", n=n)
 
 
-def _safe(text: str) -> str:
-    return escape(printable(text))
+def draw(chart: Chart, words: PageWords, label: str) -> Markup:
+    """One chart as an <svg> element; `label` is the id of the element that names it."""
+    return _Drawing(chart, words).render(label)
 
 
 def _plot_height(chart: Chart, index: int) -> int:
     if len(chart.panels) == 1:
         return 190
     return 170 if index == 0 else 84
-
-
-def _span(chart: Chart) -> tuple[float, float]:
-    ends = [float(line.steps[i]) for panel in chart.panels for line in panel.lines if len(line.steps) for i in (0, -1)]
-    ends += [float(s) for panel in chart.panels for b in panel.bad for s in (b.first, b.last)]
-    if not ends:
-        return 0.0, 1.0
-    low, high = min(ends), max(ends)
-    return (low, high) if high > low else (low - 1, high + 1)

@@ -166,13 +166,11 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "more_rows": ("{n} more are in the JSON report.", "其余 {n} 项见 JSON 报告。"),
     "and_more": ("and {n} more", "另有 {n} 项"),
     "more": ("And {n} more.", "另有 {n} 项。"),
-    "log_scale": ("log scale", "对数坐标"),
     "row": ("row", "行"),
     "epoch": ("epoch", "轮"),
     "micro_step": ("micro-step", "微批步"),
     "tokens": ("tokens", "词元"),
     "samples": ("samples", "样本"),
-    "attempt_n": ("attempt {n}", "第 {n} 次启动"),
     "written_by": (
         "Written by {tool}. Nothing in the evidence was executed or changed.",
         "由 {tool} 生成；未执行或修改任何证据。",
@@ -180,6 +178,4 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "report_at": ("Report: {path}", "报告：{path}"),
     "runs_n": ("{n} runs", "{n} 个运行"),
     "runs_n_one": ("1 run", "1 个运行"),
-    "chart_of": ("{series} over {unit}", "{series} 随 {unit} 变化"),
-    "fault": ("onset", "起始"),
 }  # fmt: skip
