@@ -30,7 +30,7 @@ const[top,height,log,bad]=g.dataset.p.split(",").map(Number),p={g,top,height,log
 for(const e of g.querySelectorAll("[data-s]")){const[x,cut]=unpack(e.dataset.s),told=e.dataset.v.split(" "),l={e,x,cut,told,v:told.map(Number),dots:e.nextElementSibling};p.lines.push(l);lines.push(l);x.forEach(s=>all.add(s))}
 panels.push(p);
 /* a drawing within the drawing cuts off what lies beyond the plot */
-const w=PLOT+8,h=height+8,c=add(g,"svg",{x:LEFT-4,y:top-4,width:w,height:h,viewBox:`${LEFT-4} ${top-4} ${w} ${h}`});c.append(...g.querySelectorAll("[data-s],.dots,.ring"))}
+const w=PLOT+6,h=height+6,c=add(g,"svg",{x:LEFT-3,y:top-3,width:w,height:h,viewBox:`${LEFT-3} ${top-3} ${w} ${h}`});c.append(...g.querySelectorAll("[data-s],.dots,.ring"))}
 steps=[...all].sort((a,b)=>a-b)};
 const X=s=>LEFT+PLOT*(s-low)/(high-low),inside=s=>s>=low&&s<=high,R=v=>v.toFixed(1);
 const panel=p=>{const seen=p.lines.flatMap(l=>l.v.filter((_,i)=>inside(l.x[i])));
@@ -85,7 +85,7 @@ const n=s<low||s>high?null:nearest(s);n===null?hide():show(n,e.clientY)});
 const end=e=>{const wide=+drag.getAttribute("width"),f=from;from=null;drag.setAttribute("width",0);
 if(f===null||e.type==="pointercancel"||wide<6)return;const s=stepAt(e);draw(Math.max(low,Math.min(f,s)),Math.min(high,Math.max(f,s)))};
 svg.addEventListener("pointerup",end);svg.addEventListener("pointercancel",end);
-svg.addEventListener("pointerleave",()=>{if(from===null)hide()});svg.addEventListener("blur",hide);svg.addEventListener("dblclick",reset);
+svg.addEventListener("pointerleave",e=>{if(from===null&&e.pointerType==="mouse")hide()});svg.addEventListener("blur",hide);svg.addEventListener("dblclick",reset);
 svg.addEventListener("keydown",e=>{if(e.ctrlKey||e.metaKey||e.altKey)return;load();const s=steps.slice(first(steps,low),first(steps,high+1e-9)),i=at===null?-1:first(s,at);
 const to={ArrowRight:at===null?0:i+1,ArrowLeft:at===null?s.length-1:i-1,Home:0,End:s.length-1}[e.key];
 if(to!==undefined&&s.length)show(s[Math.max(0,Math.min(s.length-1,to))]);
