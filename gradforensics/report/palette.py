@@ -1,7 +1,7 @@
 """The colours of a report, chosen once: the style sheet is made from them, and charts carry the light ones.
 
-Lines of charts (l0 to l5) differ in lightness as well as in hue; where colour means something, a word or a shape says
-it, too.
+Lines of charts (l0 to l5) differ from their neighbours for colour-blind eyes, too (tested); where colour means
+something, a word or a shape says it as well.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LIGHT: Mapping[str, str] = {
     "green-wash": "#eef7f0",
     "grey-wash": "#f4f5f7",
     "l0": "#2563a8",
-    "l1": "#b8500a",
-    "l2": "#3d7a34",
+    "l1": "#cc620f",
+    "l2": "#2c6b27",
     "l3": "#7b4aa3",
-    "l4": "#0b7285",
-    "l5": "#a33a62",
+    "l4": "#14879c",
+    "l5": "#8e2450",
 }
 DARK: Mapping[str, str] = {
     "page": "#13161b",
@@ -49,10 +49,10 @@ DARK: Mapping[str, str] = {
     "grey-wash": "#20252d",
     "l0": "#6ea8ec",
     "l1": "#f0934e",
-    "l2": "#86c47b",
-    "l3": "#bd93e2",
-    "l4": "#58bfd2",
-    "l5": "#e58bab",
+    "l2": "#95d68a",
+    "l3": "#b07fdd",
+    "l4": "#74d6e6",
+    "l5": "#dd7299",
 }
 LINES = 6
 """How many colours of lines there are: l0, l1 ..."""
