@@ -44,7 +44,8 @@ LOOKS: dict[str, dict[str, object]] = {
     "attempt": {"stroke": SOFT, "fill": "none", "stroke_dasharray": "5 4"},
     "other": {"stroke": _RED, "fill": "none", "stroke_dasharray": "2 3"},
     "held": {"stroke": _GREEN, "fill": "none", "stroke_opacity": 0.55},
-    "band": {"fill": _RED, "fill_opacity": 0.14},
+    "band": {"fill": _RED, "fill_opacity": 0.16},
+    "onset": {"stroke": _RED, "fill": "none", "stroke_opacity": 0.75},
     "bad": {"stroke": _RED, "fill": "none", "stroke_width": 7},
     "ring": {"stroke": _RED, "fill": "none", "stroke_width": 1.8},
 }
@@ -175,7 +176,7 @@ class _Drawing:
             }
             self.shape("path", f"l{index}", d=f"M{x} {y - 4}h26", fill="none", **look)
             self.text(x + 32, y, name, kind="t1", fill=_INK, font_size=12.5, translate="no")
-            x += 32 + int(7.2 * columns(name)) + 14
+            x += 32 + int(8.4 * columns(name)) + 14
             if line.tag:
                 logged = shorten(line.tag, 40)
                 self.text(x, y, logged, translate="no")
@@ -245,10 +246,11 @@ class _Drawing:
             self.shape("path", kind, d=path, **LOOKS[kind], **place)
 
     def verticals(self, frames: Sequence[tuple[int, int]]) -> None:
-        """Attempt boundaries, the last good checkpoint and the onsets of the other alarms through all panels."""
+        """Attempt boundaries, the last good checkpoint and the ends of the onset intervals through all panels."""
         good = [lane.good for lane in self.chart.lanes if lane.good is not None]
-        others = [b.last for b in self.chart.bands if not b.primary]
-        for kind, steps in (("attempt", self.chart.attempts), ("held", good), ("other", others)):
+        onset, others = ([b.last for b in self.chart.bands if b.primary == which] for which in (True, False))
+        kinds = (("attempt", self.chart.attempts), ("held", good), ("onset", onset), ("other", others))
+        for kind, steps in kinds:
             for top, plot in frames:
                 self.marks(kind, steps, top, f"v{plot}")
 
@@ -284,7 +286,8 @@ class _Drawing:
         grid = "".join(f"M{self.x(v):.1f} {top + plot}v4" for v in values for top, plot in frames)
         self.shape("path", "tick", d=grid, stroke=_TICK, fill="none")
         for value, label in zip(values, tick_labels(values), strict=True):
-            self.text(self.x(value), bottom + 17, label, text_anchor="middle", kind="t2 xt")
+            x = min(self.x(value), WIDTH - 2 - 3.5 * len(label))  # the last one must not run out of the drawing
+            self.text(x, bottom + 17, label, text_anchor="middle", kind="t2 xt")
         unit = self.told(lambda words: words(self.chart.unit))
         self.text(LEFT + _PLOT / 2, bottom + 33, unit, text_anchor="middle", kind="t2 unit")
 

@@ -59,15 +59,15 @@ if(e.tagName==="path"){if(on)d+=`M${R(X(l)-1.5)} ${e.dataset.y}H${R(X(r)+1.5)}`}
 else{const w=Math.max(2.5,X(r)-X(l));e.setAttribute("x",R(X(r)-w));e.setAttribute("width",R(w));e.style.display=on?"":"none"}}
 if(e.tagName==="path")e.setAttribute("d",d)}
 for(const e of svg.querySelectorAll(".xt"))e.remove();
-const v=ticks(low,high,8,true).filter(inside),t=labels(v);v.forEach((s,i)=>add(svg,"text",{class:"t2 xt",x:R(X(s)),y:H-21,"text-anchor":"middle","font-size":11.5},t[i]));
+const v=ticks(low,high,8,true).filter(inside),t=labels(v);v.forEach((s,i)=>add(svg,"text",{class:"t2 xt",x:R(Math.min(X(s),W-2-3.5*t[i].length)),y:H-21,"text-anchor":"middle","font-size":11.5},t[i]));
 svg.querySelector(".tick").setAttribute("d",v.map(s=>panels.map(p=>`M${R(X(s))} ${p.top+p.height}v4`).join("")).join(""));
 svg.append(hair,drag);bar.classList.toggle("zoomed",w<HIGH-LOW);if(at!==null)inside(at)?show(at):hide()};
 const words=e=>[...e.childNodes].map(n=>{if(n.nodeType===3)return n.data;const s=document.createElement("span");s.lang=n.getAttribute("lang");s.hidden=n.hasAttribute("display")||n.hidden===true;s.textContent=n.textContent;return s});
 const hide=()=>{at=null;tip.hidden=true;hair.setAttribute("d","")};
 const show=(s,y)=>{at=s;const x=X(s);hair.setAttribute("d",`M${R(x)} 0V${H-38}`);
-tip.replaceChildren(...words(svg.querySelector(".unit"))," "+s.toLocaleString("en"));
+tip.replaceChildren(...words(svg.querySelector(".unit"))," "+s);
 for(const l of lines){if(!l.x.length)continue;const i=near(l.x,s);if(!inside(l.x[i]))continue;tip.append("\n",l.e.dataset.n);if(l.e.dataset.a)tip.append(" (",...words(tools.content.querySelector(".attempt"))," ",l.e.dataset.a,")");
-tip.append("  "+l.told[i]+(l.x[i]===s?"":"  @"+l.x[i].toLocaleString("en")))}
+tip.append("  "+l.told[i]+(l.x[i]===s?"":"  @"+l.x[i]))}
 tip.hidden=false;const r=svg.getBoundingClientRect(),f=box.getBoundingClientRect(),k=x/W*r.width+r.left-f.left;y=y===undefined?r.height*.2:y-r.top;
 tip.style.left=box.scrollLeft+(k>f.width/2?k-tip.offsetWidth-12:k+12)+"px";tip.style.top=(y>r.height/2?y-tip.offsetHeight-14:y+14)+"px"};
 const stepAt=e=>{const r=svg.getBoundingClientRect();return low+((e.clientX-r.left)/r.width*W-LEFT)/PLOT*(high-low)};
