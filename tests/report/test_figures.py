@@ -28,8 +28,8 @@ def figure(chart: Chart) -> str:
 
 
 def key_of(html: str) -> str:
-    (found,) = re.findall(r'<ul class="key">.*?</ul>', html)
-    return found
+    found: list[str] = re.findall(r'<ul class="key">.*?</ul>', html)
+    return found[0]
 
 
 @pytest.mark.parametrize(
