@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 DEFAULT_OUTPUT = "gradforensics-report.html"
+DEFAULT_IGNORES = "gradforensics-ignore.toml"
 
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
@@ -25,7 +26,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "outputs",
         multiple=True,
         metavar="FORMAT=PATH",
-        help="Another output: html or json; '-' is stdout. Repeatable.",
+        help="Another output: html, json, md (for issues and chats), sarif or junit; '-' is stdout. Repeatable.",
     ),
     click.option(
         "--set",
@@ -71,6 +72,13 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "rules_folder",
         type=click.Path(file_okay=False),
         help="Use the rule files below this folder instead of the catalogue.",
+    ),
+    click.option(
+        "--ignore",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        help=f"Findings to ignore, each with its reason (default: {DEFAULT_IGNORES} in the current folder, if there is "
+        "one; never one in the run directory). They are shown, but fail nothing.",
     ),
     click.option(
         "--fail-on",

@@ -13,7 +13,7 @@ import click
 
 from gradforensics import __version__
 from gradforensics.analyze_options import DEFAULT_OUTPUT, analyze_options
-from gradforensics.command_support import deliver, exit_code, harmless, inputs_of, pair, show, wanted_of
+from gradforensics.command_support import deliver, harmless, inputs_of, pair, show, wanted_of
 from gradforensics.errors import GradforensicsError, UsageError
 from gradforensics.progress_bar import Bar
 from gradforensics.replay_options import replay_options
@@ -61,6 +61,7 @@ def analyze(
     data: Sequence[str],
     tokenizer: str | None,
     rules_folder: str | None,
+    ignore: str | None,
     fail_on: str,
     lang: str,
     no_tensors: bool,
@@ -76,8 +77,10 @@ def analyze(
 
     from gradforensics.diagnosis import comparison
     from gradforensics.diagnosis.causes import diagnose
+    from gradforensics.diagnosis.ignoring import ignoring
     from gradforensics.diagnosis.rules import load_rules
     from gradforensics.evidence.gather import gather
+    from gradforensics.ignore_file import read_ignores
     from gradforensics.report import FORMATS
     from gradforensics.report.build import build
     from gradforensics.report.targets import targets
@@ -89,6 +92,7 @@ def analyze(
     chosen = targets([*inputs, *other], wanted, FORMATS, default=("html", DEFAULT_OUTPUT))
     facts, mapped = dict(pair(s, "--set") for s in settings), dict(pair(c, "--map") for c in columns)
     rules = load_rules(Path(rules_folder)) if rules_folder else load_rules(examples=False)
+    ignores = read_ignores(ignore, [*inputs, *other], rules)
     with Bar() as bar:
         found = gather(
             inputs,
@@ -106,16 +110,13 @@ def analyze(
             known = gather(other, settings=facts, columns=mapped, tensors=not no_tensors, progress=bar)
             comparison.compare_with(comparison.the_one(known, baseline), found, rules)
     diagnoses = comparison.beside_siblings([diagnose(evidence, rules) for evidence in found], rules)
+    diagnoses = ignoring(diagnoses, ignores)
     read = [*found, *known]
     sources = list({(s.path, s.sha256): s for evidence in read for s in evidence.sources}.values())
-    report = build(diagnoses, sources, language=lang)  # type: ignore[arg-type]  # a click.Choice
-    if redact:
-        from gradforensics.report.redact import redacted
-
-        report = redacted(report, [*inputs, *other])
+    report = build(diagnoses, sources, language=lang, fail_on=fail_on)  # type: ignore[arg-type]  # click.Choices
     rendered = [(target.path, FORMATS[target.format](report)) for target in chosen]
     deliver(rendered, partial(render, report), force=force)
-    return exit_code(diagnoses, fail_on)
+    return report.exit_code
 
 
 SCAN_FAILS = ("nonfinite", "damaged", "dangerous")

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from gradforensics.diagnosis.causes import Diagnosis
     from gradforensics.diagnosis.rules import Rule
 
 
@@ -81,16 +80,6 @@ def show(summary: Callable[..., str], stream: Any) -> None:
     color = stream.isatty() and "NO_COLOR" not in os.environ
     text = summary(color=color, width=shutil.get_terminal_size((100, 24)).columns)
     click.echo(without_keys(text), file=stream, nl=False, color=color)
-
-
-def exit_code(diagnoses: Sequence[Diagnosis], fail_on: str) -> int:
-    """1 where a verdict is proven or probable and at least as grave as --fail-on, else 0."""
-    found = any(
-        v.outcome == "fired" and v.strength != "suspect" and v.severity is not None and v.severity <= fail_on
-        for d in diagnoses
-        for v in d.verdicts
-    )
-    return 1 if found else 0
 
 
 def harmless(text: str) -> str:

@@ -32,9 +32,15 @@ class Diagnosis:
 def diagnose(evidence: Evidence, rules: Sequence[Rule]) -> Diagnosis:
     """Judge every rule on one run and order the alarms by cause."""
     verdicts = tuple(judge(rule, evidence) for rule in rules)
+    primary, chain = ordered(verdicts)
+    return Diagnosis(evidence, verdicts, primary, chain, _last_good(evidence, [v for v in verdicts if v.alarm]))
+
+
+def ordered(verdicts: Sequence[Verdict]) -> tuple[Verdict | None, tuple[tuple[str, str], ...]]:
+    """The primary case and the chain of consequences (cause, effect) among the alarms of these verdicts."""
     alarms = [v for v in verdicts if v.alarm]
     edges = tuple((cause.rule.id, effect.rule.id) for cause in alarms for effect in alarms if may_cause(cause, effect))
-    return Diagnosis(evidence, verdicts, _primary(alarms, edges), edges, _last_good(evidence, alarms))
+    return _primary(alarms, edges), edges
 
 
 def may_cause(cause: Verdict, effect: Verdict) -> bool:

@@ -46,7 +46,7 @@ class Verdict:
 
     onset, onset_after: the step at which the log first shows the fault lies after `onset_after` (the last good logged
     step, None where there is none) and not after `onset`. refuted_by: look-alikes whose tell holds; not_excluded: those
-    whose tell could not be judged.
+    whose tell could not be judged. ignored: the reason that the user gave for ignoring it, empty where it counts.
     """
 
     rule: Rule
@@ -62,11 +62,13 @@ class Verdict:
     missing: tuple[str, ...] = ()
     judged_signs: tuple[str, ...] = ()
     facts: Mapping[str, Fact] = field(default_factory=dict)
+    ignored: str = ""
 
     @property
     def alarm(self) -> bool:
-        """Fired, severity S1 or S2, proven or probable."""
-        return self.outcome == "fired" and self.severity in ("S1", "S2") and self.strength in ("proven", "probable")
+        """Fired, severity S1 or S2, proven or probable, and not ignored."""
+        grave = self.severity in ("S1", "S2") and self.strength in ("proven", "probable")
+        return self.outcome == "fired" and grave and not self.ignored
 
     def texts(self, language: Language = "en") -> Texts:
         """The rule's texts for this verdict, facts filled in."""

@@ -1,4 +1,4 @@
-"""Diagnosis -> model -> HTML, JSON, terminal. Formats and their libraries are imported when they are used."""
+"""Diagnosis -> model -> HTML, JSON, Markdown, SARIF, JUnit, terminal. What a format needs is imported with it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,24 @@ def _json(report: Report) -> str:
     return render(report)
 
 
+def _markdown(report: Report) -> str:
+    from gradforensics.report.as_markdown import render  # noqa: PLC0415  pulls in polars
+
+    return render(report)
+
+
+def _sarif(report: Report) -> str:
+    from gradforensics.report.as_sarif import render  # noqa: PLC0415  pulls in polars
+
+    return render(report)
+
+
+def _junit(report: Report) -> str:
+    from gradforensics.report.as_junit import render  # noqa: PLC0415  pulls in polars
+
+    return render(report)
+
+
 def _scan_json(found: Survey) -> str:
     from gradforensics.report.scan_data import render_json  # noqa: PLC0415  pulls in polars
 
@@ -34,7 +52,9 @@ def _scan_parquet(found: Survey) -> bytes:
     return render_parquet(found)
 
 
-FORMATS: Mapping[str, Callable[[Report], str]] = {"html": _html, "json": _json}
+FORMATS: Mapping[str, Callable[[Report], str]] = {
+    "html": _html, "json": _json, "md": _markdown, "sarif": _sarif, "junit": _junit
+}  # fmt: skip
 """Name of an output format -> what renders a report in it."""
 SCAN_FORMATS: Mapping[str, Callable[[Survey], str | bytes]] = {"json": _scan_json, "parquet": _scan_parquet}
 """The same for a survey of checkpoints."""

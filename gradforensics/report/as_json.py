@@ -97,4 +97,5 @@ def _verdict(verdict: VerdictRow, language: Language) -> dict[str, Any]:
         "testable": verdict.testable,
         "verified": [plain(asdict(one)) for one in verdict.verified],
         "replayed": list(verdict.replayed),
+        "ignored": verdict.ignored or None,
     }

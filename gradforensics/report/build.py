@@ -12,7 +12,7 @@ from gradforensics.diagnosis import needs
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.diagnosis.frameworks import framework_of
 from gradforensics.diagnosis.judge import Verdict
-from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, LookAlike
+from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, LookAlike, Rule, Severity
 from gradforensics.diagnosis.setting_differences import differences
 from gradforensics.languages import LANGUAGES, NOTHING, Language, Text, both
 from gradforensics.report.bracket import bracket
@@ -27,6 +27,7 @@ from gradforensics.report.model import (
     LookAlikeRow,
     PairAdvice,
     Report,
+    RuleRow,
     RunReport,
     SeriesRow,
     SettingRow,
@@ -42,12 +43,30 @@ _BASELINES = 3  # runs that are offered for comparison
 _MANY_RUNS = 6  # from here on the charts get fewer points, so that the file stays small
 
 
-def build(diagnoses: Sequence[Diagnosis], sources: Sequence[Source], *, language: Language = "en") -> Report:
+def build(
+    diagnoses: Sequence[Diagnosis], sources: Sequence[Source], *, language: Language = "en", fail_on: Severity = "S2"
+) -> Report:
     """Turn diagnoses into the model that every format is rendered from; language: the one that a reader sees first."""
     points = TIMELINE_POINTS if len(diagnoses) < _MANY_RUNS else TIMELINE_POINTS // 4
     runs = [_run(d, points) for d in diagnoses]
     runs = [replace(run, baselines=_baselines(run, runs)) for run in runs]
-    return Report(TOOL, language, tuple(runs), tuple(sources))
+    rules = {v.rule.id: v.rule for d in diagnoses for v in d.verdicts}
+    return Report(TOOL, language, tuple(runs), tuple(sources), tuple(_rule(r) for r in rules.values()), fail_on)
+
+
+def _rule(rule: Rule) -> RuleRow:
+    texts = {language: rule.text(language) for language in LANGUAGES}
+    return RuleRow(
+        rule=rule.id,
+        slug=rule.slug,
+        family=rule.family,
+        severity=rule.severity,
+        title=both(lambda language: texts[language].title),
+        why=both(lambda language: texts[language].why),
+        fix=tuple(map(Text, texts["en"].fix, texts["zh"].fix)),
+        false_alarms=rule.false_alarms,
+        references=rule.references,
+    )
 
 
 def _baselines(run: RunReport, runs: Sequence[RunReport]) -> tuple[str, ...]:
@@ -63,7 +82,7 @@ def _baselines(run: RunReport, runs: Sequence[RunReport]) -> tuple[str, ...]:
     for other in runs:
         theirs = {(row.phase, row.series) for row in other.series}
         reaches = onset is None or (other.steps is not None and other.steps[1] >= onset)
-        judged = not other.alarms and other.having("clear")
+        judged = not other.alarms and not other.ignored and other.having("clear")
         if other is not run and judged and ("train", "loss") in mine & theirs:
             found.append((not reaches, other.ending.kind != "completed", -len(mine & theirs), other.name))
     return tuple(name for *_, name in sorted(found)[:_BASELINES])
@@ -107,7 +126,8 @@ def _run(diagnosis: Diagnosis, points: int) -> RunReport:
         replays=told,
         compared=_compared(evidence),
         data=data_rows(evidence),
-        timeline=timeline(evidence, weighed, diagnosis.primary, points, diagnosis.last_good_checkpoint),
+        path=evidence.path,
+        timeline=timeline(evidence, weighed, diagnosis.primary, points),
     )
 
 
@@ -135,14 +155,21 @@ def _compared(evidence: Evidence) -> Compared | None:
 
 
 def _weighed(diagnosis: Diagnosis) -> list[Verdict]:
-    """The fired verdicts: the primary case, the other alarms by onset, then the rest by severity and strength."""
+    """The fired verdicts: the primary case, other alarms by onset, the rest by weight, then the ignored."""
 
-    def order(verdict: Verdict) -> tuple[bool, bool, int, int, int, str]:
+    def order(verdict: Verdict) -> tuple[bool, bool, bool, int, int, int, str]:
         onset = verdict.onset if verdict.onset is not None else 2**62
         severity = SEVERITIES.index(verdict.severity or "S4")
         strength = -STRENGTHS.index(verdict.strength or "suspect")
         first = (0, 0) if verdict.alarm else (severity, strength)
-        return (verdict is not diagnosis.primary, not verdict.alarm, *first, onset, verdict.rule.id)
+        return (
+            verdict is not diagnosis.primary,
+            bool(verdict.ignored),
+            not verdict.alarm,
+            *first,
+            onset,
+            verdict.rule.id,
+        )
 
     return sorted((v for v in diagnosis.verdicts if v.outcome == "fired"), key=order)
 
@@ -204,6 +231,7 @@ def _verdict(
         testable=bool(rule.signs),
         replayed=replayed_steps(verdict, evidence),
         by_replay_alone=by_replay_alone(verdict),
+        ignored=verdict.ignored,
         charts=zooms(evidence, verdict) if fired else (),
     )
 

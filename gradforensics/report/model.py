@@ -64,7 +64,7 @@ class VerdictRow:
 
     what, fix and verify are empty unless the rule fired. testable: whether this version has a test for the rule.
     verified: what a replay changed to make the failure go away; replayed: the steps whose replay judged signs of it;
-    by_replay_alone: whether nothing else did.
+    by_replay_alone: whether nothing else did. ignored: the reason in the user's ignore file, empty where it counts.
     """
 
     rule: str
@@ -93,6 +93,7 @@ class VerdictRow:
     verified: tuple[ResultRow, ...] = ()
     replayed: tuple[int, ...] = ()
     by_replay_alone: bool = False
+    ignored: str = ""
     charts: tuple[Chart, ...] = field(default=(), compare=False)
 
 
@@ -158,7 +159,7 @@ class RunReport:
     """Everything that a report says about one run. `verdicts` follow the catalogue, `findings` their weight.
 
     baselines: names of runs of the same analysis that raise no alarm and logged the same, of a run that does;
-    compared: the healthy run that it was judged beside, where there is one.
+    compared: the healthy run that it was judged beside, where there is one; path: how the user can name its folder.
     """
 
     name: str
@@ -182,12 +183,23 @@ class RunReport:
     pair: PairAdvice | None = None
     replays: tuple[ReplayRow, ...] = ()
     data: tuple[DataRow, ...] | None = None
+    path: str = ""
     timeline: tuple[Chart, ...] = field(default=(), compare=False)
 
     @property
     def alarms(self) -> tuple[VerdictRow, ...]:
         """The findings that are alarms."""
         return tuple(v for v in self.findings if v.alarm)
+
+    @property
+    def ignored(self) -> tuple[VerdictRow, ...]:
+        """The findings that the user's ignore file silences."""
+        return tuple(v for v in self.findings if v.ignored)
+
+    @property
+    def weaker(self) -> tuple[VerdictRow, ...]:
+        """The findings below alarm level that are not ignored."""
+        return tuple(v for v in self.findings if not v.alarm and not v.ignored)
 
     def having(self, outcome: Outcome) -> tuple[VerdictRow, ...]:
         """The verdicts with this outcome."""
@@ -207,11 +219,41 @@ class RunReport:
         return sorted(((line, tuple(rules)) for line, rules in helped.items()), key=lambda item: -len(item[1]))
 
 
+@dataclass(frozen=True, slots=True)
+class RuleRow:
+    """What the catalogue says about one case, whatever a run shows. fix: with the placeholders of its facts."""
+
+    rule: str
+    slug: str
+    family: str
+    severity: Severity
+    title: Text
+    why: Text
+    fix: tuple[Text, ...]
+    false_alarms: tuple[Text, ...]
+    references: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Report:
-    """All runs of one analysis, and every file that was looked at."""
+    """All runs of one analysis, every file that was looked at, and the rules that judged.
+
+    fail_on: from this severity on a proven or probable finding fails the analysis.
+    """
 
     tool: str
     language: Language
     runs: tuple[RunReport, ...]
     sources: tuple[Source, ...]
+    rules: tuple[RuleRow, ...] = ()
+    fail_on: Severity = "S2"
+
+    def fails(self, verdict: VerdictRow) -> bool:
+        """Whether a verdict fails the analysis: proven or probable, at least as grave as `fail_on`, not ignored."""
+        fired = verdict.outcome == "fired" and verdict.strength != "suspect" and not verdict.ignored
+        return fired and verdict.severity is not None and verdict.severity <= self.fail_on
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a verdict fails the analysis, else 0."""
+        return int(any(self.fails(verdict) for run in self.runs for verdict in run.verdicts))

@@ -23,12 +23,13 @@ class Pieces(Tables):
     # -- small ones ----------------------------------------------------------------------------------------------------
 
     def chips(self, verdict: VerdictRow) -> Markup:
-        """Severity and strength."""
+        """Severity and strength, and whether it is ignored."""
         strength = verdict.strength or "suspect"
         return joined(
             [
                 chip(self.words(verdict.severity or "S4"), "alarm" if verdict.alarm else "weak"),
                 chip(self.words(strength), strength),
+                *([chip(self.words("ignored"), "weak")] if verdict.ignored else []),
             ]
         )
 

@@ -50,6 +50,8 @@ def _run(pen: Pen, run: RunReport) -> None:
     )
     if run.primary is None:
         pen.lines.append(pen.paint(words.headline(run), "green" if run.having("clear") else "yellow"))
+        if run.ignored:
+            pen.lines.append(words.sentence(words.count("ignored_n", len(run.ignored))))
     for verdict in run.findings:
         pen.lines.append(_finding(pen, run, verdict))
     if run.chain:
@@ -82,11 +84,12 @@ def _finding(pen: Pen, run: RunReport, verdict: VerdictRow) -> str:
     first = next((h for h in shown if h.step == verdict.onset), shown[0] if shown else None)
     where = flat(place(first.source, first.line) if first else run.name)
     tag = f"{verdict.severity} {pen.words(verdict.strength or 'suspect')}"
+    ignored = flat(pen.words("ignored_why", reason=verdict.ignored)) if verdict.ignored else ""
     language = pen.words.language
     text = flat(verdict.what.in_(language) or verdict.title.in_(language))
     onset = f" ({pen.words('step_n', n=verdict.onset)})" if verdict.onset is not None else ""
     colour = "red" if verdict.alarm else "yellow"
-    return f"{pen.paint(where, 'cyan')}: {pen.paint(verdict.rule, colour)} [{tag}] {text}{onset}"
+    return f"{pen.paint(where, 'cyan')}: {pen.paint(verdict.rule, colour)} [{tag}] {text}{onset}{ignored}"
 
 
 def _ending(pen: Pen, run: RunReport) -> None:
@@ -151,10 +154,13 @@ def _blind(pen: Pen, run: RunReport) -> None:
 def _tally(pen: Pen, report: Report) -> str:
     words = pen.words
     alarms = sum(len(r.alarms) for r in report.runs)
-    weaker = sum(len(r.findings) for r in report.runs) - alarms
+    weaker = sum(len(r.weaker) for r in report.runs)
+    ignored = sum(len(r.ignored) for r in report.runs)
     counts = [words.count("alarms_n", alarms)]
     if weaker:
         counts.append(f"{words.count('findings_n', weaker)} {words('below_alarm')}")
+    if ignored:
+        counts.append(words.count("ignored_n", ignored))
     counts += [f"{sum(len(r.having(o)) for r in report.runs)} {words(o)}" for o in ("clear", "not_judged")]
     if len(report.runs) > 1:
         counts.insert(0, words.count("runs_n", len(report.runs)))

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from gradforensics.report.model import RunReport, VerdictRow
 
 _UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ud800-\udfff\ufeff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
 )
 
 
 def printable(text: str) -> str:
-    """The text with control, bidirectional and surrogate characters spelled out: log text is hostile input."""
+    """The text with control, bidirectional, surrogate and non-characters spelled out: log text is hostile input."""
     return _UNPRINTABLE.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
 
 
@@ -125,8 +125,9 @@ class Words:
         return self("healthy", clear=self.count("rules", clear), not_judged=blind)
 
     def weaker(self, run: RunReport) -> str:
-        """What to add where there is no alarm: findings below alarm level, and how many rules have no test at all."""
-        told = [self("weaker", findings=self.count("findings_n", len(run.findings)))] if run.findings else []
+        """What to add where there is no alarm: findings below alarm level or ignored, how many rules have no test."""
+        told = [self("weaker", findings=self.count("findings_n", len(run.weaker)))] if run.weaker else []
+        told += [self.sentence(self.count("ignored_n", len(run.ignored)))] if run.ignored else []
         untested = sum(not v.testable for v in run.having("not_judged"))
         if untested:
             told.append(self.sentence(self.count("untested", untested)))

@@ -11,7 +11,13 @@ from gradforensics.errors import OutputError
 
 PARQUET_MARK = "written by gradforensics"  # a key of the metadata of every Parquet file that we write
 # One of these stands near the start of every output that we write.
-_MARKS = (b'<meta name="generator" content="gradforensics ', b'"tool": "gradforensics ')
+_MARKS = (
+    b'<meta name="generator" content="gradforensics ',
+    b'"tool": "gradforensics ',
+    b'"fullName": "gradforensics ',
+    b'<testsuites name="gradforensics ',
+)
+_FIRST = b"<!-- gradforensics "  # the very first bytes of our Markdown: people paste it into notes of their own
 _HEAD = 2048
 _PARQUET, _FOOTER = b"PAR1", 1 << 16  # the metadata of a Parquet file stands at its end
 
@@ -47,7 +53,7 @@ def _ours(path: Path) -> bool:
         if head.startswith(_PARQUET):
             stream.seek(-min(_FOOTER, stream.seek(0, os.SEEK_END)), os.SEEK_END)
             return PARQUET_MARK.encode() in stream.read(_FOOTER)
-    return not head or any(mark in head for mark in _MARKS)
+    return not head or head.startswith(_FIRST) or any(mark in head for mark in _MARKS)
 
 
 def _replace(target: Path, content: bytes) -> None:

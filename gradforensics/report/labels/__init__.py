@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradforensics.report.labels import charts, checkpoints, data, page, replay
+from gradforensics.report.labels import checkpoints, data, outputs, page, replay
 
 SECTIONS: tuple[Mapping[str, tuple[str, str]], ...] = (
-    page.LABELS,
-    charts.LABELS,
-    checkpoints.LABELS,
-    replay.LABELS,
-    data.LABELS,
-)
+    page.LABELS, checkpoints.LABELS, replay.LABELS, data.LABELS, outputs.LABELS
+)  # fmt: skip
 """A key belongs to one section only."""
 LABELS: Mapping[str, tuple[str, str]] = {key: label for section in SECTIONS for key, label in section.items()}
 """key -> (English, Chinese)."""
