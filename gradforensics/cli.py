@@ -15,6 +15,7 @@ from gradforensics import __version__
 from gradforensics.analyze_options import DEFAULT_OUTPUT, analyze_options
 from gradforensics.command_support import deliver, harmless, inputs_of, pair, show, wanted_of
 from gradforensics.errors import GradforensicsError, UsageError
+from gradforensics.export_command import export
 from gradforensics.progress_bar import Bar
 from gradforensics.replay_options import replay_options
 from gradforensics.rules_command import rules
@@ -297,6 +298,7 @@ def env(output: str | None, force: bool) -> int:
     return 0
 
 
+commands.add_command(export)
 commands.add_command(rules)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import TYPE_CHECKING, Any
 
 from gradforensics import __version__
 from gradforensics.report.as_json import plain, text_of
-from gradforensics.report.write import PARQUET_MARK
+from gradforensics.report.canonical import as_parquet
 
 if TYPE_CHECKING:
     from gradforensics.checkpoints.measure import Survey
@@ -44,6 +43,4 @@ def rows(found: Survey, name: str) -> list[dict[str, Any]]:
 
 def render_parquet(found: Survey) -> bytes:
     """The table of tensors as a Parquet file."""
-    buffer = io.BytesIO()
-    found.tables["tensors"].write_parquet(buffer, metadata={PARQUET_MARK: __version__})
-    return buffer.getvalue()
+    return as_parquet(found.tables["tensors"])

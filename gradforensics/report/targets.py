@@ -45,7 +45,7 @@ def targets(
 
 
 def folder(inputs: Sequence[Path], wanted: str | None, default: str) -> Path:
-    """The folder that a replay writes: the user's, else `default` in the current folder. Raises UsageError.
+    """The folder that a command writes: the user's, else `default` in the current folder. Raises UsageError.
 
     inputs: the run directory, inside of which it may not lie; a default that would lies beside it.
     """

@@ -38,13 +38,16 @@ def write(path: Path | str, content: str | bytes, *, force: bool = False) -> Non
         if target.exists() and not target.is_file():
             target.write_bytes(content)
             return
-        if target.exists() and not force and not _ours(target):
-            raise OutputError(
-                f"{target} exists and was not written by gradforensics; choose another name or pass --force"
-            )
+        check(target, force=force)
         _replace(target.resolve(), content)
     except OSError as error:
         raise OutputError(f"{target}: {error.strerror or error}") from error
+
+
+def check(target: Path, *, force: bool) -> None:
+    """Raise OutputError where a file of this name is neither empty nor ours, unless forced; may raise OSError."""
+    if target.exists() and not force and not _ours(target):
+        raise OutputError(f"{target} exists and was not written by gradforensics; choose another name or pass --force")
 
 
 def _ours(path: Path) -> bool:

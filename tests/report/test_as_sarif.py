@@ -41,7 +41,7 @@ def test_logs_keep_the_schema(
     empty = Diagnosis(Evidence("empty"), ())
     for diagnoses in ([], [sick], [healthy], [sick, healthy], [empty]):
         for language in ("en", "zh"):
-            report = build(diagnoses, [*sources, *sources], language=language)  # type: ignore[arg-type]  # both are
+            report = build(diagnoses, [*sources, *sources], language=language)
             validator.validate(json.loads(render(report)))
 
 

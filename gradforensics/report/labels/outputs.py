@@ -19,5 +19,12 @@ LABELS: Mapping[str, tuple[str, str]] = {
         "由 {tool} 生成。包含全部内容的单文件页面：",
     ),
     "not_judged_n": ("{n} of {rules} not judged", "{rules}中的 {n} 条未判定"),
+    "table": ("Table", "表"),
+    "rows": ("Rows", "行数"),
+    "columns": ("Columns", "列数"),
+    "tables_n": ("{n} tables", "{n} 个表"),
+    "tables_n_one": ("1 table", "1 个表"),
+    "t_absent": ("no data", "无数据"),
+    "exported": ("{tables} of {runs} written to", "{runs}的 {tables}已写入"),
     "notice_more": ("{n} more notices are in the JSON report.", "其余 {n} 条读取说明见 JSON 报告。"),
 }  # fmt: skip
