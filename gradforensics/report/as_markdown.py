@@ -54,7 +54,7 @@ class _Writer:
     def overview(self) -> Iterator[str]:
         """All runs in one table, those with an alarm first."""
         words, runs = self.words, self.report.runs
-        alarms = sum(bool(run.alarms) for run in runs)
+        alarms = sum(len(run.alarms) for run in runs)
         yield f"## {words.count('runs_n', len(runs))}: {words.count('alarms_n', alarms)}"
         rows = [
             [

@@ -18,6 +18,7 @@ from urllib.parse import quote
 from gradforensics import __version__
 from gradforensics.diagnosis.rules import Severity
 from gradforensics.report.as_json import plain, text_of
+from gradforensics.report.markdown import prose
 from gradforensics.report.model import HitRow, Report, RuleRow, RunReport, VerdictRow
 from gradforensics.report.words import Words, printable, shorten
 from gradforensics.tables import Notice, Source
@@ -28,6 +29,7 @@ NO_TEXT = frozenset({"tensorboard", "wandb-log", "mlflow-database"})
 """The readers whose sources have records instead of lines of text."""
 
 _RELATED, _NOTICES, _LONGEST = 50, 500, 4000  # places and notices of one result or run, characters of a text
+_DESCRIPTION = 1000  # characters of a description that GitHub shows
 _PLACEHOLDER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 
 
@@ -85,12 +87,12 @@ class _Log:
         known = [(self.words(key), [t for t in texts if t]) for key, texts in parts if any(texts)]
         command = f"gradforensics rules show {rule.rule}"
         plain_text = "\n".join(f"{head}\n" + "\n".join(f"- {t}" for t in texts) for head, texts in known)
-        rich = "\n\n".join(f"**{head}**\n\n" + "\n".join(f"- {t}" for t in texts) for head, texts in known)
+        rich = "\n\n".join(f"**{head}**\n\n" + "\n".join(f"- {prose(t)}" for t in texts) for head, texts in known)
         return {
             "id": rule.rule,
             "name": "".join(part.capitalize() for part in rule.slug.split("-")),
-            "shortDescription": _message(rule.title.in_(language)),
-            "fullDescription": _message(rule.why.in_(language) or rule.title.in_(language)),
+            "shortDescription": _message(shorten(rule.title.in_(language), _DESCRIPTION)),
+            "fullDescription": _message(shorten(rule.why.in_(language) or rule.title.in_(language), _DESCRIPTION)),
             "help": {
                 **_message(f"{plain_text}\n{command}"),
                 "markdown": _braced(f"{rich}\n\n`{command}`"),

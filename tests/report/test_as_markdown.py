@@ -112,7 +112,7 @@ def test_a_healthy_run_says_what_was_not_judged(healthy: Diagnosis) -> None:
 def test_several_runs_are_a_table_and_a_section_for_each_with_an_alarm(sick: Diagnosis, healthy: Diagnosis) -> None:
     healthy.evidence.path, sick.evidence.path = "runs/healthy", "runs/my exp"
     text = render(build([healthy, sick], []))
-    assert "## 2 runs: 1 alarm\n" in text
+    assert "## 2 runs: 2 alarms\n" in text
     assert text.index("| `runs/exp-7` | **GF05**") < text.index("| `healthy` | No alarm")
     assert "### `runs/exp-7`: Probable: Title of GF05." in text
     assert "`healthy`:" not in text

@@ -13,6 +13,7 @@ import pytest
 
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.diagnosis.ignoring import Ignore, Ignores, ignoring
+from gradforensics.diagnosis.rules import Texts
 from gradforensics.diagnosis.vocabulary import Hit
 from gradforensics.evidence.readers import binary_readers
 from gradforensics.report.as_sarif import NO_TEXT, render
@@ -108,6 +109,14 @@ def test_a_source_without_lines_of_text_has_no_region(maker: Maker) -> None:
     places = [one["physicalLocation"] for one in (*result["locations"], *result["relatedLocations"])]
     assert [place["artifactLocation"]["uri"] for place in places if "region" in place] == ["log.txt"]
     assert {reader.name for reader in binary_readers()} == NO_TEXT
+
+
+def test_what_a_verdict_fills_in_is_named_in_the_help_of_a_rule(maker: Maker) -> None:
+    texts = {("en", None): Texts("Title", "What", "Why", ("Lower it {speed:.3g} times.",))}
+    diagnosis = Diagnosis(Evidence("run"), (maker.fired(maker.rule("GF05", texts=texts), [Hit(1)]),))
+    rule = log_of(build([diagnosis], []))["tool"]["driver"]["rules"][0]
+    assert "Lower it <speed> times." in rule["help"]["text"]
+    assert r"Lower it \<speed\> times." in rule["help"]["markdown"]
 
 
 def test_the_rest_of_the_log(sick: Diagnosis, sources: list[Source]) -> None:

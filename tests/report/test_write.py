@@ -34,6 +34,13 @@ def test_a_foreign_file_is_kept_unless_forced(tmp_path: Path) -> None:
     assert path.read_text() == "new"
 
 
+def test_notes_that_quote_our_markdown_are_not_ours(tmp_path: Path, report: Report) -> None:
+    path = tmp_path / "notes.md"
+    path.write_text(f"My notes\n\n{FORMATS['md'](report)}")
+    with pytest.raises(OutputError, match="was not written by gradforensics"):
+        write(path, FORMATS["md"](report))
+
+
 def test_an_empty_file_holds_nothing_to_lose(tmp_path: Path) -> None:
     path = tmp_path / "made-by-mktemp.html"
     path.touch()
