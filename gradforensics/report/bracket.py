@@ -5,19 +5,19 @@ Selected and added up from the tables of checkpoints; nothing is measured or jud
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from gradforensics import checkpoint_signals as saved
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.diagnosis.judge import Verdict
 from gradforensics.diagnosis.needs import OF_CHECKPOINTS
 from gradforensics.diagnosis.vocabulary import label
-from gradforensics.parameter_names import kind_of, layer_of, module_of
+from gradforensics.report import layers
 from gradforensics.tables import Evidence, Series
 
-_STATES = ("exp_avg", "exp_avg_sq", "momentum")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,34 +124,22 @@ def _series(evidence: Evidence, name: str | None) -> Series | None:
     return None if name is None or "/" in name else evidence.series(name)
 
 
-@dataclass(slots=True)
-class _Sums:
-    """Of one layer in one checkpoint."""
-
-    count: int = 0
-    finite: int = 0
-    squares: float = 0.0
-    gradient: float = 0.0
-    gradients: int = 0
-    nonfinite: int = 0
-
-
 def _layers(evidence: Evidence, before: saved.Saved | None, after: saved.Saved | None) -> list[LayerRow]:
-    sides = [None if one is None else _sums(evidence, one) for one in (before, after)]
-    moved = _moved(evidence, before, after)
-    labels = sorted({key for side in sides if side for key in side})
+    sides = [{} if one is None else layers.sums(evidence, one.path) for one in (before, after)]
+    moved = layers.moved(evidence, before, after)
     rows: list[LayerRow] = []
-    for key in labels:
-        of = [None if side is None else side.get(key) for side in sides]
-        travel, changed = moved.get(key, (None, None))
-        count = max(one.count for one in of if one is not None)
+    for layer in layers.in_order(evidence):
+        held = sides[0].get(layer), sides[1].get(layer)
+        if not any(held):
+            continue
+        travel, changed = moved.get(layer, (None, None))
         rows.append(
             LayerRow(
-                key[-1],
-                count,
-                (_rms(of[0]), _rms(of[1])),
-                (_gradient(of[0]), _gradient(of[1])),
-                (None if of[0] is None else of[0].nonfinite, None if of[1] is None else of[1].nonfinite),
+                layer,
+                max(one.count for one in held if one is not None),
+                _two(held, lambda one: one.weight_rms),
+                _two(held, lambda one: one.gradient_rms),
+                _two(held, lambda one: one.nonfinite),
                 travel,
                 changed,
             )
@@ -159,69 +147,8 @@ def _layers(evidence: Evidence, before: saved.Saved | None, after: saved.Saved |
     return rows
 
 
-def _rms(sums: _Sums | None) -> float | None:
-    if sums is None or not sums.count:
-        return None
-    return math.sqrt(sums.squares / sums.finite) if sums.finite else math.nan
-
-
-def _gradient(sums: _Sums | None) -> float | None:
-    return None if sums is None or not sums.gradients else math.sqrt(sums.gradient / sums.gradients)
-
-
-_Key = tuple[int, str, int, str]
-
-
-def _key(name: str, shape: tuple[int, ...]) -> _Key:
-    """Where a parameter's layer stands: embeddings first, then the stacks, then what has no layer."""
-    layer = layer_of(name)
-    if layer is not None:
-        stack, number = layer
-        return 1, stack, number, f"{stack}.{number}".lstrip(".")
-    own = module_of(name)
-    return (0 if kind_of(name, shape) == "embedding" else 2), own, 0, own
-
-
-def _sums(evidence: Evidence, one: saved.Saved) -> dict[_Key, _Sums]:
-    found: dict[_Key, _Sums] = {}
-    second = saved.states_of(evidence, "exp_avg_sq", one.path)
-    states = [saved.states_of(evidence, role, one.path) for role in _STATES]
-    groups = saved.adam_groups_of(evidence, one.path)
-    for weight in saved.weights_by_checkpoint(evidence).get(one.path, []):
-        sums = found.setdefault(_key(weight.name, weight.shape), _Sums())
-        label = weight.name, weight.rank
-        sums.count += weight.count
-        sums.finite += weight.count - weight.nonfinite
-        sums.squares += (weight.l2 or 0.0) ** 2
-        sums.nonfinite += weight.nonfinite + sum(saved.nonfinite(part[label]) for part in states if label in part)
-        v, group = second.get(label), groups.get(weight.name)
-        corrections = None if group is None else group.corrections
-        if v is not None and v["mean"] is not None and v["mean"] >= 0 and corrections is not None:
-            sums.gradient += v["mean"] * v["count"] / corrections[1]
-            sums.gradients += v["count"]
-    return found
-
-
-def _moved(
-    evidence: Evidence, before: saved.Saved | None, after: saved.Saved | None
-) -> dict[_Key, tuple[float | None, float | None]]:
-    """Relative travel and share of changed weights of every layer, where the two were compared."""
-    pair = next((p for p in saved.pairs(evidence) or [] if p.first == before and p.last == after), None)
-    if pair is None:
-        return {}
-    norms = {w.name: w for w in saved.weights_by_checkpoint(evidence).get(pair.first.path, [])}
-    sums: dict[_Key, list[float]] = {}
-    for name, row in pair.rows.items():
-        weight = norms.get(saved.plain(name))
-        if weight is None or weight.l2 is None:
-            continue
-        part = sums.setdefault(_key(weight.name, weight.shape), [0.0, 0.0, 0.0, 0.0])
-        if row["rel_travel"] is not None:  # where no element is finite there is no way to tell
-            part[0] += (row["rel_travel"] * weight.l2) ** 2
-            part[1] += weight.l2**2
-        part[2] += row["changed"] * row["count"]
-        part[3] += row["count"]
-    return {
-        key: (math.sqrt(moved / norm) if norm else None, changed / count if count else None)
-        for key, (moved, norm, changed, count) in sums.items()
-    }
+def _two(
+    held: tuple[layers.Sums | None, layers.Sums | None], told: Callable[[layers.Sums], T]
+) -> tuple[T | None, T | None]:
+    first, last = held
+    return None if first is None else told(first), None if last is None else told(last)
