@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gradforensics.languages import Language
+from gradforensics.report.heatmaps import Grid
 from gradforensics.report.model import Report, RunReport, VerdictRow
 
 SCHEMA = 1
@@ -66,11 +67,30 @@ def _run(run: RunReport, language: Language) -> dict[str, Any]:
         "compared": None if run.compared is None else plain(asdict(run.compared)),
         "checkpoints": None if run.checkpoints is None else [plain(asdict(row)) for row in run.checkpoints.rows],
         "bracket": None if run.bracket is None else plain(asdict(run.bracket)),
+        "heatmaps": None if run.heatmaps is None else _grid(run.heatmaps, "checkpoints"),
+        "gradient_norms": None if run.gradient_norms is None else _grid(run.gradient_norms, "steps"),
         "pair": None if run.pair is None else plain({**asdict(run.pair), "advice": run.pair.advice.in_(language)}),
         "replays": [plain(asdict(replay)) for replay in run.replays],
         "data": None if run.data is None else [plain(asdict(row)) for row in run.data],
         "calls": [asdict(call) for call in run.checkpoints.calls] if run.checkpoints else [],
     }
+
+
+def _grid(grid: Grid, columns: str) -> dict[str, Any]:
+    """A grid with its columns under their own name; values with six digits, since there are thousands."""
+    return {
+        "layers": list(grid.layers),
+        columns: [asdict(column) for column in grid.columns],
+        "values": {name: [[_short(value) for value in row] for row in rows] for name, rows in grid.values.items()},
+        "layers_of": grid.layers_of,
+        f"{columns}_of": grid.columns_of,
+        "last_good": grid.last_good,
+        "first_bad": grid.first_bad,
+    }
+
+
+def _short(value: float | None) -> Any:
+    return plain(float(f"{value:.6g}") if isinstance(value, float) else value)
 
 
 def _verdict(verdict: VerdictRow, language: Language) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from gradforensics.report.bracket import bracket
 from gradforensics.report.charts import zooms
 from gradforensics.report.checkpoints import checkpoints
 from gradforensics.report.data_rows import data_rows
+from gradforensics.report.heatmaps import checkpoint_grid, logged_grid
 from gradforensics.report.model import (
     TOOL,
     Compared,
@@ -122,6 +123,8 @@ def _run(diagnosis: Diagnosis, points: int) -> RunReport:
         environment=tuple(sorted(evidence.environment or (), key=_is_listed)),
         checkpoints=checkpoints(evidence, diagnosis.last_good_checkpoint),
         bracket=bracket(diagnosis),
+        heatmaps=checkpoint_grid(diagnosis),
+        gradient_norms=logged_grid(evidence),
         pair=_pair(diagnosis),
         replays=told,
         compared=_compared(evidence),

@@ -17,8 +17,8 @@ from gradforensics.report.bracket_pieces import BracketPieces
 from gradforensics.report.charts import Chart
 from gradforensics.report.checkpoint_pieces import CheckpointPieces
 from gradforensics.report.data_pieces import DataPieces
-from gradforensics.report.figures import Figures
-from gradforensics.report.markup import PageWords, visible
+from gradforensics.report.heatmap_pieces import HeatmapPieces
+from gradforensics.report.markup import PageWords, tag, visible
 from gradforensics.report.model import Report
 from gradforensics.report.pieces import Pieces
 from gradforensics.report.replay_pieces import ReplayPieces
@@ -28,7 +28,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 # joined in this order; page.css and page.js come last and may rely on the others
-_STYLES = ("charts.css", "page.css", "print.css")
+_STYLES = ("charts.css", "heatmaps.css", "page.css", "print.css")
 _SCRIPTS = ("charts.js", "page.js")
 
 
@@ -96,6 +96,7 @@ def render(report: Report) -> str:
             b=BracketPieces(words),
             r=ReplayPieces(words),
             d=DataPieces(words),
+            h=HeatmapPieces(words),
             draw=draw,
             tools=figures.tools(),
             ordered_chain=ordered_chain,

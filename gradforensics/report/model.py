@@ -16,6 +16,7 @@ from gradforensics.report.bracket import Bracket
 from gradforensics.report.charts import Chart
 from gradforensics.report.checkpoints import Checkpoints
 from gradforensics.report.data_rows import DataRow
+from gradforensics.report.heatmaps import Grid
 from gradforensics.report.replays import ReplayRow, ResultRow
 from gradforensics.tables import Ending, Event, Notice, Source
 from gradforensics.tables import Fact as Circumstance
@@ -159,7 +160,8 @@ class RunReport:
     """Everything that a report says about one run. `verdicts` follow the catalogue, `findings` their weight.
 
     baselines: names of runs of the same analysis that raise no alarm and logged the same, of a run that does;
-    compared: the healthy run that it was judged beside, where there is one; path: how the user can name its folder.
+    compared: the healthy run that it was judged beside, where there is one. heatmaps: layers x checkpoints;
+    gradient_norms: layers x steps, where they were logged.
     """
 
     name: str
@@ -180,6 +182,8 @@ class RunReport:
     compared: Compared | None = None
     checkpoints: Checkpoints | None = None
     bracket: Bracket | None = None
+    heatmaps: Grid | None = None
+    gradient_norms: Grid | None = None
     pair: PairAdvice | None = None
     replays: tuple[ReplayRow, ...] = ()
     data: tuple[DataRow, ...] | None = None

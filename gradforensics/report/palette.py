@@ -57,13 +57,32 @@ DARK: Mapping[str, str] = {
 LINES = 6
 """How many colours of lines there are: l0, l1 ..."""
 
+# Ramps of heatmaps from little to much. They differ in lightness first, so that they hold for every kind of colour
+# vision and in print; on dark paper much is bright. h: sizes, whatever they are of; n: counts of what is not finite.
+# Numbers stand on them: in ink up to the fifth colour, in the colour of the paper from the sixth on.
+RAMPS: Mapping[str, tuple[str, ...]] = {
+    "h": ("#dbe9f6", "#c0d9ef", "#9fc6e6", "#7ab0da", "#5798cb", "#3576ae", "#2366a3", "#134d86", "#0a3362"),
+    "n": ("#fbe5d0", "#f7cfae", "#f1b488", "#e99764", "#dd7844", "#be5226", "#b2421b", "#922f14", "#6e210f"),
+}
+DARK_RAMPS: Mapping[str, tuple[str, ...]] = {
+    "h": ("#22364b", "#26435e", "#2a5071", "#2f5d82", "#346992", "#5799c8", "#77b1da", "#9fcae9", "#cde4f6"),
+    "n": ("#3b2a22", "#503026", "#66392a", "#7d452f", "#945034", "#cb764f", "#e0926f", "#efb397", "#f9d6c5"),
+}
+
 
 def style() -> str:
     """The colours as custom properties: light ones, and dark ones for screens that ask for them (paper is light)."""
-    light, dark = (_properties(colours) for colours in (LIGHT, DARK))
+    light, dark = (
+        _properties({**colours, **_places(ramps)}) for colours, ramps in ((LIGHT, RAMPS), (DARK, DARK_RAMPS))
+    )
     return (
         f":root{{color-scheme:light dark;{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
     )
+
+
+def _places(ramps: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """The colours of the ramps by name: h0, h1 ..."""
+    return {f"{name}{place}": colour for name, ramp in ramps.items() for place, colour in enumerate(ramp)}
 
 
 def _properties(colours: Mapping[str, str]) -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradforensics.report.labels import checkpoints, data, outputs, page, replay
+from gradforensics.report.labels import checkpoints, data, heatmaps, page, replay
 
 SECTIONS: tuple[Mapping[str, tuple[str, str]], ...] = (
-    page.LABELS, checkpoints.LABELS, replay.LABELS, data.LABELS, outputs.LABELS
-)  # fmt: skip
+    page.LABELS,
+    checkpoints.LABELS,
+    replay.LABELS,
+    data.LABELS,
+    heatmaps.LABELS,
+)
 """A key belongs to one section only."""
 LABELS: Mapping[str, tuple[str, str]] = {key: label for section in SECTIONS for key, label in section.items()}
 """key -> (English, Chinese)."""
