@@ -69,6 +69,8 @@ def _run(run: RunReport, language: Language) -> dict[str, Any]:
         "bracket": None if run.bracket is None else plain(asdict(run.bracket)),
         "heatmaps": None if run.heatmaps is None else _grid(run.heatmaps, "checkpoints"),
         "gradient_norms": None if run.gradient_norms is None else _grid(run.gradient_norms, "steps"),
+        "ranks": None if run.ranks is None else plain(asdict(run.ranks)),
+        "drain": [plain(asdict(node)) for node in run.drain],
         "pair": None if run.pair is None else plain({**asdict(run.pair), "advice": run.pair.advice.in_(language)}),
         "replays": [plain(asdict(replay)) for replay in run.replays],
         "data": None if run.data is None else [plain(asdict(row)) for row in run.data],

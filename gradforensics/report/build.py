@@ -19,6 +19,7 @@ from gradforensics.report.bracket import bracket
 from gradforensics.report.charts import zooms
 from gradforensics.report.checkpoints import checkpoints
 from gradforensics.report.data_rows import data_rows
+from gradforensics.report.drain import drain
 from gradforensics.report.heatmaps import checkpoint_grid, logged_grid
 from gradforensics.report.model import (
     TOOL,
@@ -34,6 +35,7 @@ from gradforensics.report.model import (
     SettingRow,
     VerdictRow,
 )
+from gradforensics.report.ranks import ranks
 from gradforensics.report.replays import by_replay_alone, replayed_steps, replays, verified_fixes
 from gradforensics.report.timeline import TIMELINE_POINTS, timeline
 from gradforensics.tables import Evidence, SeriesFrame, Source
@@ -125,6 +127,8 @@ def _run(diagnosis: Diagnosis, points: int) -> RunReport:
         bracket=bracket(diagnosis),
         heatmaps=checkpoint_grid(diagnosis),
         gradient_norms=logged_grid(evidence),
+        ranks=ranks(diagnosis),
+        drain=drain(diagnosis),
         pair=_pair(diagnosis),
         replays=told,
         compared=_compared(evidence),

@@ -59,18 +59,18 @@ def safe(text: str) -> str:
     return escape(printable(text))
 
 
-def both(key: str, first: Language) -> str:
+_HIDDEN = ' display="none"'
+
+
+def both(key: str, first: Language, **facts: object) -> str:
     """A label in both languages as content of an SVG text; the one that is not `first` is not displayed."""
-    texts = {language: safe(Words(language)(key)) for language in LANGUAGES}
+    texts = {language: safe(Words(language)(key, **facts)) for language in LANGUAGES}
     if len(set(texts.values())) == 1:
         return texts[first]
     return "".join(
-        f'<tspan lang="{language}"{"" if language == first else _HIDDEN}>{text}</tspan>'
-        for language, text in texts.items()
+        f'<tspan lang="{language}"{"" if language == first else _HIDDEN}>{said}</tspan>'
+        for language, said in texts.items()
     )
-
-
-_HIDDEN = ' display="none"'
 
 
 def text(x: float, y: float, content: str, *, kind: str = "t2", **look: object) -> str:

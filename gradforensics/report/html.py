@@ -21,6 +21,7 @@ from gradforensics.report.heatmap_pieces import HeatmapPieces
 from gradforensics.report.markup import PageWords, tag, visible
 from gradforensics.report.model import Report
 from gradforensics.report.pieces import Pieces
+from gradforensics.report.rank_pieces import RankPieces
 from gradforensics.report.replay_pieces import ReplayPieces
 from gradforensics.report.words import Words, ordered_chain, shorten
 
@@ -28,7 +29,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 # joined in this order; page.css and page.js come last and may rely on the others
-_STYLES = ("charts.css", "heatmaps.css", "page.css", "print.css")
+_STYLES = ("charts.css", "heatmaps.css", "ranks.css", "page.css", "print.css")
 _SCRIPTS = ("charts.js", "page.js")
 
 
@@ -97,6 +98,7 @@ def render(report: Report) -> str:
             r=ReplayPieces(words),
             d=DataPieces(words),
             h=HeatmapPieces(words),
+            k=RankPieces(words),
             draw=draw,
             tools=figures.tools(),
             ordered_chain=ordered_chain,

@@ -16,7 +16,9 @@ from gradforensics.report.bracket import Bracket
 from gradforensics.report.charts import Chart
 from gradforensics.report.checkpoints import Checkpoints
 from gradforensics.report.data_rows import DataRow
+from gradforensics.report.drain import Drain
 from gradforensics.report.heatmaps import Grid
+from gradforensics.report.ranks import Ranks
 from gradforensics.report.replays import ReplayRow, ResultRow
 from gradforensics.tables import Ending, Event, Notice, Source
 from gradforensics.tables import Fact as Circumstance
@@ -161,7 +163,8 @@ class RunReport:
 
     baselines: names of runs of the same analysis that raise no alarm and logged the same, of a run that does;
     compared: the healthy run that it was judged beside, where there is one. heatmaps: layers x checkpoints;
-    gradient_norms: layers x steps, where they were logged.
+    gradient_norms: layers x steps, where they were logged. ranks: where a finding speaks of ranks; drain: nodes to take
+    out of the job, the gravest reason first.
     """
 
     name: str
@@ -184,6 +187,8 @@ class RunReport:
     bracket: Bracket | None = None
     heatmaps: Grid | None = None
     gradient_norms: Grid | None = None
+    ranks: Ranks | None = None
+    drain: tuple[Drain, ...] = ()
     pair: PairAdvice | None = None
     replays: tuple[ReplayRow, ...] = ()
     data: tuple[DataRow, ...] | None = None

@@ -8,9 +8,10 @@ from gradforensics.report.model import Report, RunReport, VerdictRow
 from gradforensics.report.pen import Pen, flat
 from gradforensics.report.replays import ReplayRow
 from gradforensics.report.tensors import would_run
-from gradforensics.report.words import Words, is_command, place, shorten
+from gradforensics.report.words import Words, is_command, place, ranges, shorten
 
 _OVERVIEW = 50  # runs that the overview lists
+_NODES = 4  # nodes to drain, by name
 _KEYS = 8  # settings that differ from the compared run's, by name
 
 
@@ -59,6 +60,7 @@ def _run(pen: Pen, run: RunReport) -> None:
     _ending(pen, run)
     if run.last_good_checkpoint:
         pen.row(pen.words("t_last_good"), run.last_good_checkpoint)
+    _drain(pen, run)
     if run.baselines:
         why = f"{words('baselines_why')}; {words('baselines_how')}"
         pen.row(words("t_baselines"), f"{', '.join(run.baselines)} ({why})")
@@ -99,6 +101,21 @@ def _ending(pen: Pen, run: RunReport) -> None:
         text += f": {' '.join(ending.text.split())[:200]}"
     where = place(ending.source, ending.line)
     pen.row(pen.words("t_ended"), f"{text} ({where})" if where else text)
+
+
+def _drain(pen: Pen, run: RunReport) -> None:
+    """The nodes to drain, each with the finding that names it and the line that tells it."""
+    words, told = pen.words, []
+    for one in run.drain[:_NODES]:
+        node = one.host
+        if node is None:
+            known = words("t_drain_ranks", ranks=ranges(one.ranks))
+            node = known if one.ranks else words("t_drain_file", source=one.source)
+        told.append(f"{node}: {one.rule}, {place(one.source, one.line)}")
+    if len(run.drain) > _NODES:
+        told.append(words("and_more", n=len(run.drain) - _NODES))
+    if told:
+        pen.row(words("t_drain"), "; ".join(told), colour="red")
 
 
 def _danger(pen: Pen, run: RunReport) -> None:

@@ -75,6 +75,17 @@ def counted(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers with their runs put together: "3, 5–8"."""
+    parts: list[list[int]] = []
+    for one in numbers:
+        if parts and one == parts[-1][-1] + 1:
+            parts[-1][1:] = [one]
+        else:
+            parts.append([one])
+    return ", ".join("–".join(map(str, part)) for part in parts)
+
+
 def is_command(text: str) -> bool:
     """Whether a rule's `verify` is a command line of ours rather than prose."""
     return text.startswith("gradforensics ")

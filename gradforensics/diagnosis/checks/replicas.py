@@ -248,7 +248,7 @@ def slow_rank(evidence: Evidence, tolerance: float, share: float) -> Slow | Miss
     A window's times are medians; beyond means further than max(MAD, tolerance x median) above the median of the ranks,
     as Megatron's straggler test has it. Of two ranks each is compared with the other one.
     """
-    names = [n for n in evidence.names("train") if _TIMES.search(n) and len(evidence.ranks(n)) > 1]
+    names = timed_by_rank(evidence)
     if not names:
         return Missing("series:step_time:ranks>=2")
     if _staged(evidence):
@@ -263,6 +263,11 @@ def slow_rank(evidence: Evidence, tolerance: float, share: float) -> Slow | Miss
         if slow is not None:
             return slow
     return None if compared else Missing("series:step_time:ranks>=2:points>=24")
+
+
+def timed_by_rank(evidence: Evidence) -> list[str]:
+    """The series of times that several ranks logged."""
+    return [n for n in evidence.names("train") if _TIMES.search(n) and len(evidence.ranks(n)) > 1]
 
 
 def _staged(evidence: Evidence) -> bool:
@@ -306,14 +311,16 @@ def rank_is_slower(evidence: Evidence, *, tolerance: float, share: float) -> Ans
         return slow
     if slow is None:
         return []
-    series = slow.found.first
+    series = evidence.series(slow.found.first.name, rank=slow.rank) or slow.found.first
     steps = slow.found.steps
     facts: dict[str, Fact] = {
         "rank": slow.rank, "excess": slow.excess, "usual": slow.usual, "own": slow.own, "series_name": series.tag,
         "ranks": len(slow.found.ranks),
     }  # fmt: skip
     after = int(steps[slow.start - 1]) if slow.start > 3 else None
-    return [Hit(int(steps[slow.start]), after, series.name, series.tag, slow.own, series.source, facts=facts)]
+    step = int(steps[slow.start])
+    line = int(series.lines[np.searchsorted(series.steps, step)]) or None
+    return [Hit(step, after, series.name, series.tag, slow.own, series.source, line, facts=facts)]
 
 
 CHECKS: tuple[Check, ...] = (ranks_part, ranks_never_agree, weights_part, rank_is_slower)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradforensics.report.labels import checkpoints, data, heatmaps, page, replay
+from gradforensics.report.labels import checkpoints, data, heatmaps, page, ranks, replay
 
 SECTIONS: tuple[Mapping[str, tuple[str, str]], ...] = (
     page.LABELS,
@@ -12,6 +12,7 @@ SECTIONS: tuple[Mapping[str, tuple[str, str]], ...] = (
     replay.LABELS,
     data.LABELS,
     heatmaps.LABELS,
+    ranks.LABELS,
 )
 """A key belongs to one section only."""
 LABELS: Mapping[str, tuple[str, str]] = {key: label for section in SECTIONS for key, label in section.items()}
