@@ -55,7 +55,8 @@ class RankPieces(Tables):
         if found.world is not None and found.world > found.known:
             told.append(words("ranks_of_world", known=f"{found.known:,}", world=f"{found.world:,}"))
         if found.rest is not None:
-            told.append(words("ranks_cut", shown=len(found.rows), known=f"{found.known:,}"))
+            counts = {"shown": len(found.rows), "deviating": found.deviating, "known": found.known}
+            told.append(words("ranks_cut", **{name: f"{n:,}" for name, n in counts.items()}))
         if all(row.host is None for row in found.rows):
             told.append(words("ranks_no_hosts"))
         return joined(told)

@@ -70,7 +70,7 @@ class Ranks:
 
     windows: first and last step of each; unit: of the steps; series: the times that the cells show, "" where none were
     logged by rank. rows: by host and rank; rest: the ranks without a row. known: how many ranks the record names;
-    world: how many the settings state.
+    deviating: how many of them have a state, an error or fewer steps than most; world: how many the settings state.
     """
 
     windows: tuple[tuple[int, int], ...]
@@ -79,6 +79,7 @@ class Ranks:
     rows: tuple[RankRow, ...]
     rest: RankRow | None
     known: int
+    deviating: int
     world: int | None
 
 
@@ -110,7 +111,8 @@ def ranks(diagnosis: Diagnosis) -> Ranks | None:
         )
         for rank in known
     ]
-    shown = rows if len(rows) <= ALL else _deviating(rows)
+    odd = _deviating(rows)
+    shown = rows if len(rows) <= ALL else odd[:DEVIATING]
     rest = [row for row in rows if row not in shown] if len(shown) < len(rows) else []
     shown.sort(key=lambda row: (row.host is None, _natural(row.host or ""), row.ranks))
     world = evidence.number("world_size")
@@ -121,6 +123,7 @@ def ranks(diagnosis: Diagnosis) -> Ranks | None:
         tuple(shown),
         _rest(rest) if rest else None,
         len(known),
+        len(odd),
         None if world is None else int(world),
     )
 
@@ -243,12 +246,12 @@ def _calls(evidence: Evidence) -> dict[int, str]:
 
 
 def _deviating(rows: Sequence[RankRow]) -> list[RankRow]:
-    """The ranks with a state, an error or fewer steps than most, at most DEVIATING of them."""
+    """The ranks with a state, an error or fewer steps than most, the most telling first; waiting is what all do."""
     steps = [row.last_step for row in rows if row.last_step is not None]
     usual = int(np.median(steps)) if steps else None
     order = ("silent", "parted", "failed", "slow", "", "waiting")
     odd = [row for row in rows if row.state not in ("", "waiting") or row.errors or (row.last_step or 0) < (usual or 0)]
-    return sorted(odd, key=lambda row: (order.index(row.state), row.last_step or 0))[:DEVIATING]
+    return sorted(odd, key=lambda row: (order.index(row.state), row.last_step or 0))
 
 
 def _rest(rows: Sequence[RankRow]) -> RankRow:

@@ -45,8 +45,8 @@ LABELS: Mapping[str, tuple[str, str]] = {
     ),
     "ranks_of_world": ("{known} of {world} ranks are in the record.", "记录中有 {world} 个 rank 中的 {known} 个。"),
     "ranks_cut": (
-        "{shown} of {known} ranks deviate and have a row; the last row holds the medians of the others.",
-        "{known} 个 rank 中有偏离的 {shown} 个各占一行；最后一行为其余 rank 的中位数。",
+        "{deviating} of {known} ranks deviate, {shown} have a row; the last row holds the medians of the others.",
+        "{known} 个 rank 中有 {deviating} 个偏离，{shown} 个各占一行；最后一行为其余 rank 的中位数。",
     ),
     "ranks_no_hosts": ("The hosts of the ranks are not in the record.", "记录中没有各 rank 的主机名。"),
     "ranks_rest": ("{n} others", "其余 {n} 个"),
