@@ -121,7 +121,7 @@ class _Map:
         key, end = self.key(height - 8)
         parts = (*self.cells(), *self.crosses(), *self.numbers(), *self.row_names(), *self.axis(), *key)
         content = f"<defs>{hatch(f'{self.name}-x')}</defs>{''.join(parts)}"
-        return frame(max(end, self.right + 40), height, self.name, content, "counts" if self.counts else "sizes")
+        return frame(max(end, self.right + 60), height, self.name, content, "counts" if self.counts else "sizes")
 
     # -- cells --------------------------------------------------------------------------------------------------------
 

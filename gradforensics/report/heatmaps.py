@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from gradforensics import checkpoint_signals as saved
+from gradforensics import weight_copies
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.parameter_names import module_of
 from gradforensics.report import layers
@@ -76,9 +77,9 @@ def checkpoint_grid(diagnosis: Diagnosis) -> Grid | None:
     """Layers x checkpoints; None where nothing that a map could show was measured."""
     evidence = diagnosis.evidence
     measured = saved.weights_by_checkpoint(evidence)
-    held = [one for one in saved.checkpoints(evidence) or [] if one.path in measured]
+    held = [one for one in saved.checkpoints(evidence) or [] if one.path in measured or _damaged(one)]
     names = layers.in_order(evidence)
-    if not held or not names:
+    if not names:
         return None
     sums = [layers.sums(evidence, one.path) for one in held]
     moved = _moved(evidence, held)
@@ -97,6 +98,12 @@ def checkpoint_grid(diagnosis: Diagnosis) -> Grid | None:
     columns = [Column(one.path, one.path, one.step, one.step) for one in held]
     grid = put_together(names, columns, values, good, bad)
     return grid if grid.shown else None
+
+
+def _damaged(one: saved.Saved) -> bool:
+    """Whether a checkpoint of which no weight was measured belongs among the others, as a column without values."""
+    incomplete = one.complete is False or one.nonfinite is None
+    return incomplete and one.step is not None and not weight_copies.is_copy_path(one.path)
 
 
 def _moved(evidence: Evidence, held: Sequence[saved.Saved]) -> list[Mapping[str, float | None] | None]:

@@ -85,7 +85,11 @@ def test_html_and_json_show_it(poisoned):
     data = as_json.data(report)
     schema = json.loads((files("gradforensics.report") / "schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(data, schema)
-    assert [row["layer"] for row in data["runs"][0]["bracket"]["layers"]] == ["mask", "inner", "outer"]  # as in the file
+    assert [row["layer"] for row in data["runs"][0]["bracket"]["layers"]] == [
+        "mask",
+        "inner",
+        "outer",
+    ]  # as in the file
     chinese = page_of(build([poisoned], [], language="zh"))
     assert "从日志到检查点" in chinese
 

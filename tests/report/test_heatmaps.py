@@ -114,6 +114,14 @@ def test_the_first_bad_checkpoint_is_that_behind_the_onset_even_where_it_is_fini
     assert "nonfinite" not in grid.shown
 
 
+def test_a_checkpoint_whose_weights_are_missing_is_a_column_without_values():
+    grid = checkpoint_grid(judged("gf30-missing-shard"))
+    assert grid is not None
+    assert [column.name for column in grid.columns] == ["checkpoint-20", "checkpoint-40"]
+    assert [row[1] for row in grid.values["gradient_rms"]] == [None] * 3
+    assert (grid.last_good, grid.first_bad) == (0, 1)
+
+
 def test_logged_norms_of_modules_are_put_together_by_layer_and_step(maker, healthy):
     evidence = healthy.evidence
     maker.series(evidence, "grad_norm/h.0.up", [3.0, 3.0, math.inf], source="log.jsonl")
