@@ -104,16 +104,20 @@ def _ending(pen: Pen, run: RunReport) -> None:
 
 
 def _drain(pen: Pen, run: RunReport) -> None:
-    """The nodes to drain, each with the finding that names it and the line that tells it."""
+    """The nodes to drain, each with the finding that names it and the line that tells it.
+
+    Those with an error that ended nothing can wait for the page.
+    """
     words, told = pen.words, []
-    for one in run.drain[:_NODES]:
+    nodes = [one for one in run.drain if one.reason != "outlived"]
+    for one in nodes[:_NODES]:
         node = one.host
         if node is None:
             known = words("t_drain_ranks", ranks=ranges(one.ranks))
             node = known if one.ranks else words("t_drain_file", source=one.source)
         told.append(f"{node}: {one.rule}, {place(one.source, one.line)}")
-    if len(run.drain) > _NODES:
-        told.append(words("and_more", n=len(run.drain) - _NODES))
+    if len(nodes) > _NODES:
+        told.append(words("and_more", n=len(nodes) - _NODES))
     if told:
         pen.row(words("t_drain"), "; ".join(told), colour="red")
 

@@ -203,6 +203,14 @@ def test_a_straggler_is_drained_with_the_host_that_the_record_gives_it(maker):
     assert "隔离节点" in chinese
 
 
+def test_the_terminal_does_not_call_for_a_drain_where_the_error_ended_nothing(judged):
+    (one,) = drain(judged("gf26-outlived"))
+    assert (one.reason, one.severity) == ("outlived", "S3")
+    report = build([judged("gf26-outlived")], [])
+    assert "\n  drain " not in terminal.render(report, color=False, width=120)
+    assert "have it checked before the next one" in Page(render(report)).text
+
+
 def test_the_straggler_is_proven_by_a_line_of_its_own_file(judged):
     (one,) = drain(judged("gf41-slow-data"))
     assert (one.ranks, one.source, one.line) == ((1,), "metrics.rank1.jsonl", 4)
