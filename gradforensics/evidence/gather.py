@@ -156,7 +156,7 @@ def _runs(
     runs: list[Evidence] = []
     for one in sorted(groups, key=lambda g: g.name):
         evidence = _evidence(index, one, shares[id(one)], given, dumps.get(id(one), []))
-        evidence.path = str(folder / one.folder.relative_to(PurePosixPath(part.root.label)))
+        evidence.path = _called(folder, one.folder, PurePosixPath(part.root.label))
         facts = [*(evidence.environment or []), *links.get(id(one), [])]
         evidence.environment = facts or None
         if stored.get(id(one)):
@@ -165,6 +165,11 @@ def _runs(
         part.data_of[id(evidence)] = samples.get(id(one), [])
         runs.append(evidence)
     return runs
+
+
+def _called(folder: Path, of_run: PurePosixPath, label: PurePosixPath) -> str:
+    """How the user can name the folder of a run; the folder of an input such as exp-rank-0 is folded into its parent."""
+    return str(folder / of_run.relative_to(label) if of_run.is_relative_to(label) else folder)
 
 
 def _assigned_dumps(part: Looked, groups: list[Group]) -> dict[int, list[Dump]]:
