@@ -13,7 +13,7 @@ import click
 
 from gradforensics import __version__
 from gradforensics.analyze_options import DEFAULT_OUTPUT, analyze_options
-from gradforensics.command_support import deliver, harmless, inputs_of, pair, show, wanted_of
+from gradforensics.command_support import again, deliver, exit_code, harmless, inputs_of, pair, show, wanted_of
 from gradforensics.errors import GradforensicsError, UsageError
 from gradforensics.export_command import export
 from gradforensics.progress_bar import Bar
@@ -51,7 +51,9 @@ def commands() -> None:
 @commands.command(epilog=EPILOG)
 @click.argument("paths", nargs=-1, required=True, type=click.Path())
 @analyze_options
+@click.pass_context
 def analyze(
+    context: click.Context,
     paths: Sequence[str],
     output: str | None,
     outputs: Sequence[str],
@@ -84,6 +86,7 @@ def analyze(
     from gradforensics.ignore_file import read_ignores
     from gradforensics.report import FORMATS
     from gradforensics.report.build import build
+    from gradforensics.report.provenance import provenance
     from gradforensics.report.targets import targets
     from gradforensics.report.terminal import render
 
@@ -114,7 +117,8 @@ def analyze(
     diagnoses = ignoring(diagnoses, ignores)
     read = [*found, *known]
     sources = list({(s.path, s.sha256): s for evidence in read for s in evidence.sources}.values())
-    report = build(diagnoses, sources, language=lang, fail_on=fail_on)  # type: ignore[arg-type]  # click.Choices
+    made = provenance(context.obj or (), options=again(context, ("output", "outputs", "force")))
+    report = build(diagnoses, sources, language=lang, made=made)  # type: ignore[arg-type]  # a click.Choice
     rendered = [(target.path, FORMATS[target.format](report)) for target in chosen]
     deliver(rendered, partial(render, report), force=force)
     return report.exit_code
@@ -304,10 +308,9 @@ commands.add_command(rules)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. No traceback reaches the user."""
+    typed = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = commands.main(
-            args=None if arguments is None else list(arguments), prog_name="gradforensics", standalone_mode=False
-        )
+        code = commands.main(args=typed, prog_name="gradforensics", standalone_mode=False, obj=tuple(typed))
         sys.stdout.flush()
         return int(code or 0)
     except click.ClickException as error:

@@ -8,12 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from gradforensics.errors import UsageError
 from gradforensics.secrecy import masked, without_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from gradforensics.diagnosis.rules import Rule
@@ -48,6 +49,19 @@ def inputs_of(paths: Sequence[str]) -> list[Path]:
 def wanted_of(outputs: Sequence[str]) -> list[tuple[str, str]]:
     """(format, place) of every --output. Raises UsageError."""
     return [pair(text, "--output") for text in outputs]
+
+
+def again(context: click.Context, without: Collection[str]) -> list[str]:
+    """The name of the command that runs and its options as they were given, without those `without`."""
+    given = [str(context.command.name)]
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if not isinstance(option, click.Option) or option.name in without or source != ParameterSource.COMMANDLINE:
+            continue
+        value = context.params[str(option.name)]
+        for one in value if option.multiple else [value]:
+            given += [option.opts[-1]] if option.is_flag else [option.opts[-1], str(one)]
+    return given
 
 
 def deliver(

@@ -168,7 +168,7 @@ def _runs(
 
 
 def _called(folder: Path, of_run: PurePosixPath, label: PurePosixPath) -> str:
-    """How the user can name the folder of a run; the folder of an input such as exp-rank-0 is folded into its parent."""
+    """How the user can name the folder of a run; a label such as exp-rank-0 is folded into its parent."""
     return str(folder / of_run.relative_to(label) if of_run.is_relative_to(label) else folder)
 
 

@@ -32,6 +32,7 @@ def data(report: Report) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "tool": report.tool,
+        "made": None if report.made is None else asdict(report.made),
         "runs": [_run(run, report.language) for run in report.runs],
         "sources": [asdict(source) for source in report.sources],
     }
@@ -51,6 +52,7 @@ def text_of(plain_data: Any) -> str:
 def _run(run: RunReport, language: Language) -> dict[str, Any]:
     return {
         "name": run.name,
+        "path": run.path,
         "steps": None if run.steps is None else list(run.steps),
         "attempts": run.attempts,
         "ending": asdict(run.ending),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, cast
@@ -18,6 +17,7 @@ from gradforensics.languages import LANGUAGES, NOTHING, Language, Text, both
 from gradforensics.report.bracket import bracket
 from gradforensics.report.charts import zooms
 from gradforensics.report.checkpoints import checkpoints
+from gradforensics.report.circumstances import is_listed, setting_rows
 from gradforensics.report.data_rows import data_rows
 from gradforensics.report.drain import drain
 from gradforensics.report.heatmaps import checkpoint_grid, logged_grid
@@ -32,14 +32,13 @@ from gradforensics.report.model import (
     RuleRow,
     RunReport,
     SeriesRow,
-    SettingRow,
     VerdictRow,
 )
-from gradforensics.report.ranks import ranks
+from gradforensics.report.overview import WHOLE, by_weight, sparkline
+from gradforensics.report.provenance import Provenance
 from gradforensics.report.replays import by_replay_alone, replayed_steps, replays, verified_fixes
 from gradforensics.report.timeline import TIMELINE_POINTS, timeline
 from gradforensics.tables import Evidence, SeriesFrame, Source
-from gradforensics.tables import Fact as Circumstance
 
 Excerpts: TypeAlias = Mapping[tuple[str, int | None], str]
 _BASELINES = 3  # runs that are offered for comparison
@@ -47,29 +46,18 @@ _MANY_RUNS = 6  # from here on the charts get fewer points, so that the file sta
 
 
 def build(
-    diagnoses: Sequence[Diagnosis], sources: Sequence[Source], *, language: Language = "en", fail_on: Severity = "S2"
+    diagnoses: Sequence[Diagnosis],
+    sources: Sequence[Source],
+    *,
+    language: Language = "en",
+    made: Provenance | None = None,
 ) -> Report:
     """Turn diagnoses into the model that every format is rendered from; language: the one that a reader sees first."""
     points = TIMELINE_POINTS if len(diagnoses) < _MANY_RUNS else TIMELINE_POINTS // 4
-    runs = [_run(d, points) for d in diagnoses]
+    whole = {id(d) for d in by_weight(diagnoses)[:WHOLE]}
+    runs = [_run(d, points, whole=id(d) in whole) for d in diagnoses]
     runs = [replace(run, baselines=_baselines(run, runs)) for run in runs]
-    rules = {v.rule.id: v.rule for d in diagnoses for v in d.verdicts}
-    return Report(TOOL, language, tuple(runs), tuple(sources), tuple(_rule(r) for r in rules.values()), fail_on)
-
-
-def _rule(rule: Rule) -> RuleRow:
-    texts = {language: rule.text(language) for language in LANGUAGES}
-    return RuleRow(
-        rule=rule.id,
-        slug=rule.slug,
-        family=rule.family,
-        severity=rule.severity,
-        title=both(lambda language: texts[language].title),
-        why=both(lambda language: texts[language].why),
-        fix=tuple(map(Text, texts["en"].fix, texts["zh"].fix)),
-        false_alarms=rule.false_alarms,
-        references=rule.references,
-    )
+    return Report(TOOL, language, tuple(runs), tuple(sources), made)
 
 
 def _baselines(run: RunReport, runs: Sequence[RunReport]) -> tuple[str, ...]:
@@ -91,7 +79,8 @@ def _baselines(run: RunReport, runs: Sequence[RunReport]) -> tuple[str, ...]:
     return tuple(name for *_, name in sorted(found)[:_BASELINES])
 
 
-def _run(diagnosis: Diagnosis, points: int) -> RunReport:
+def _run(diagnosis: Diagnosis, points: int, *, whole: bool) -> RunReport:
+    """The report on one run; without its charts where a page of many runs does not show the whole of it."""
     evidence = diagnosis.evidence
     titles = {v.rule.id: _title(v) for v in diagnosis.verdicts}
     told = replays(evidence)
@@ -103,7 +92,11 @@ def _run(diagnosis: Diagnosis, points: int) -> RunReport:
     fixes = verified_fixes(diagnosis)
     onset = None if diagnosis.primary is None else diagnosis.primary.onset
     rows = {
-        v.rule.id: replace(_verdict(v, evidence, onset, titles, excerpts), verified=fixes.get(v.rule.id, ()))
+        v.rule.id: replace(
+            _verdict(v, evidence, onset, titles, excerpts),
+            verified=fixes.get(v.rule.id, ()),
+            charts=zooms(evidence, v) if whole and v.outcome == "fired" else (),
+        )
         for v in diagnosis.verdicts
     }
     primary = None if diagnosis.primary is None else rows[diagnosis.primary.rule.id]
@@ -119,10 +112,10 @@ def _run(diagnosis: Diagnosis, points: int) -> RunReport:
         verdicts=tuple(rows.values()),
         findings=tuple(rows[v.rule.id] for v in weighed),
         series=_series(evidence),
-        settings=tuple(_settings(evidence)),
+        settings=setting_rows(evidence, weighed),
         notices=tuple(evidence.notices),
         events=tuple(evidence.events or ()),
-        environment=tuple(sorted(evidence.environment or (), key=_is_listed)),
+        environment=tuple(sorted(evidence.environment or (), key=is_listed)),
         checkpoints=checkpoints(evidence, diagnosis.last_good_checkpoint),
         bracket=bracket(diagnosis),
         heatmaps=checkpoint_grid(diagnosis),
@@ -133,8 +126,10 @@ def _run(diagnosis: Diagnosis, points: int) -> RunReport:
         replays=told,
         compared=_compared(evidence),
         data=data_rows(evidence),
+        timeline=timeline(evidence, weighed, diagnosis.primary, points) if whole else (),
+        loss=sparkline(evidence),
         path=evidence.path,
-        timeline=timeline(evidence, weighed, diagnosis.primary, points),
+        whole=whole,
     )
 
 
@@ -238,8 +233,6 @@ def _verdict(
         testable=bool(rule.signs),
         replayed=replayed_steps(verdict, evidence),
         by_replay_alone=by_replay_alone(verdict),
-        ignored=verdict.ignored,
-        charts=zooms(evidence, verdict) if fired else (),
     )
 
 
@@ -259,11 +252,6 @@ def _advice(need: str, evidence: Evidence, step: int | None) -> Text:
             need, evidence.path, step, framework=framework, language=language, checkpoint=checkpoint
         )
     )
-
-
-def _is_listed(fact: Circumstance) -> bool:
-    """Whether a fact is one of hundreds of a list of packages, which stand behind the others."""
-    return fact.key.startswith(("package:", "conda:", "pin:"))
 
 
 def _series(evidence: Evidence) -> tuple[SeriesRow, ...]:
@@ -309,14 +297,3 @@ def _series_row(series: str, tag: str, phase: str, source: str, stored: SeriesFr
         first_step=steps[0] if len(steps) else None,
         last_step=steps[-1] if len(steps) else None,
     )
-
-
-def _settings(evidence: Evidence) -> list[SettingRow]:
-    settings = evidence.settings or []
-    several = {key for key, n in Counter(s.key for s in settings).items() if n > 1}
-    in_force = {key: evidence.setting(key) for key in several}
-    rows = [
-        SettingRow(s.key, s.name, s.value, s.source, s.line, s.origin, s.key in several and s.value != in_force[s.key])
-        for s in settings
-    ]
-    return sorted(rows, key=lambda row: (row.key, row.overridden))

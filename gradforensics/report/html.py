@@ -14,12 +14,16 @@ from markupsafe import Markup
 from gradforensics.languages import Language, Text
 from gradforensics.report import palette
 from gradforensics.report.bracket_pieces import BracketPieces
+from gradforensics.report.catalogue_pieces import CataloguePieces
 from gradforensics.report.charts import Chart
 from gradforensics.report.checkpoint_pieces import CheckpointPieces
+from gradforensics.report.circumstances_pieces import CircumstancePieces
+from gradforensics.report.data_block import data_block
 from gradforensics.report.data_pieces import DataPieces
 from gradforensics.report.heatmap_pieces import HeatmapPieces
 from gradforensics.report.markup import PageWords, tag, visible
 from gradforensics.report.model import Report
+from gradforensics.report.overview_pieces import OverviewPieces
 from gradforensics.report.pieces import Pieces
 from gradforensics.report.rank_pieces import RankPieces
 from gradforensics.report.replay_pieces import ReplayPieces
@@ -29,8 +33,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 # joined in this order; page.css and page.js come last and may rely on the others
-_STYLES = ("charts.css", "heatmaps.css", "ranks.css", "page.css", "print.css")
-_SCRIPTS = ("charts.js", "page.js")
+_STYLES = ("charts.css", "page.css", "sections.css", "print.css")
+_SCRIPTS = ("charts.js", "filter.js", "page.js")
 
 
 @cache
@@ -97,8 +101,10 @@ def render(report: Report) -> str:
             b=BracketPieces(words),
             r=ReplayPieces(words),
             d=DataPieces(words),
-            h=HeatmapPieces(words),
-            k=RankPieces(words),
+            k=CataloguePieces(words),
+            s=CircumstancePieces(words),
+            o=OverviewPieces(words),
+            embedded=data_block(report),
             draw=draw,
             tools=figures.tools(),
             ordered_chain=ordered_chain,

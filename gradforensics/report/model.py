@@ -13,12 +13,10 @@ from gradforensics.diagnosis.setting_differences import Difference
 from gradforensics.diagnosis.vocabulary import Fact
 from gradforensics.languages import Language, Text
 from gradforensics.report.bracket import Bracket
-from gradforensics.report.charts import Chart
+from gradforensics.report.charts import Chart, Line
 from gradforensics.report.checkpoints import Checkpoints
 from gradforensics.report.data_rows import DataRow
-from gradforensics.report.drain import Drain
-from gradforensics.report.heatmaps import Grid
-from gradforensics.report.ranks import Ranks
+from gradforensics.report.provenance import Provenance
 from gradforensics.report.replays import ReplayRow, ResultRow
 from gradforensics.tables import Ending, Event, Notice, Source
 from gradforensics.tables import Fact as Circumstance
@@ -124,7 +122,10 @@ class SeriesRow:
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """One setting; `overridden` when another one of the same key is in force."""
+    """One setting; `overridden` when another one of the same key is in force.
+
+    rules: the rules that fired on it; differs: the compared run states another value.
+    """
 
     key: str
     name: str
@@ -133,6 +134,13 @@ class SettingRow:
     line: int | None
     origin: str
     overridden: bool
+    rules: tuple[str, ...] = ()
+    differs: bool = False
+
+    @property
+    def conspicuous(self) -> bool:
+        """Whether a reader should look at it first."""
+        return bool(self.rules) or self.overridden or self.differs
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +170,9 @@ class RunReport:
     """Everything that a report says about one run. `verdicts` follow the catalogue, `findings` their weight.
 
     baselines: names of runs of the same analysis that raise no alarm and logged the same, of a run that does;
-    compared: the healthy run that it was judged beside, where there is one. heatmaps: layers x checkpoints;
-    gradient_norms: layers x steps, where they were logged. ranks: where a finding speaks of ranks; drain: nodes to take
-    out of the job, the gravest reason first.
+    compared: the healthy run that it was judged beside, where there is one. path: how the user can name its folder on a
+    command line, "" where that is not known. whole: whether a page of many runs tells everything about it; of the
+    others it has no charts.
     """
 
     name: str
@@ -194,6 +202,9 @@ class RunReport:
     data: tuple[DataRow, ...] | None = None
     path: str = ""
     timeline: tuple[Chart, ...] = field(default=(), compare=False)
+    loss: Line | None = field(default=None, compare=False)
+    path: str = ""
+    whole: bool = True
 
     @property
     def alarms(self) -> tuple[VerdictRow, ...]:
@@ -245,24 +256,10 @@ class RuleRow:
 
 @dataclass(frozen=True)
 class Report:
-    """All runs of one analysis, every file that was looked at, and the rules that judged.
-
-    fail_on: from this severity on a proven or probable finding fails the analysis.
-    """
+    """All runs of one analysis, and every file that was looked at. made: when and how, where that is known."""
 
     tool: str
     language: Language
     runs: tuple[RunReport, ...]
     sources: tuple[Source, ...]
-    rules: tuple[RuleRow, ...] = ()
-    fail_on: Severity = "S2"
-
-    def fails(self, verdict: VerdictRow) -> bool:
-        """Whether a verdict fails the analysis: proven or probable, at least as grave as `fail_on`, not ignored."""
-        fired = verdict.outcome == "fired" and verdict.strength != "suspect" and not verdict.ignored
-        return fired and verdict.severity is not None and verdict.severity <= self.fail_on
-
-    @property
-    def exit_code(self) -> int:
-        """1 where a verdict fails the analysis, else 0."""
-        return int(any(self.fails(verdict) for run in self.runs for verdict in run.verdicts))
+    made: Provenance | None = None

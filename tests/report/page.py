@@ -9,6 +9,7 @@ from gradforensics.report.html import render
 from gradforensics.report.model import Report
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
+_DATA = re.compile(r'<script type="application/json".*?</script>', re.DOTALL)
 _OTHER = re.compile(r'<(t?span) lang="(en|zh)"[^>]*>([^<]*)</t?span>')
 
 
@@ -46,5 +47,5 @@ def shown(text: str, language: str = "en") -> str:
 
 
 def page_of(report: Report) -> str:
-    """The page of a report with the texts of the report's language only."""
-    return shown(render(report), report.language)
+    """The page of a report with the texts of the report's language only, without its embedded data."""
+    return shown(_DATA.sub("", render(report)), report.language)

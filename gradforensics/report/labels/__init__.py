@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradforensics.report.labels import checkpoints, data, heatmaps, page, ranks, replay
+from gradforensics.report.labels import checkpoints, data, page, replay, sections
 
 SECTIONS: tuple[Mapping[str, tuple[str, str]], ...] = (
     page.LABELS,
     checkpoints.LABELS,
     replay.LABELS,
     data.LABELS,
-    heatmaps.LABELS,
-    ranks.LABELS,
+    sections.LABELS,
 )
 """A key belongs to one section only."""
 LABELS: Mapping[str, tuple[str, str]] = {key: label for section in SECTIONS for key, label in section.items()}
