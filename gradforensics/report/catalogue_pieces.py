@@ -48,9 +48,10 @@ class CataloguePieces(Tables):
         """The shape of an outcome, which a screen reader leaves out: the word stands beside it."""
         return tag("span", SHAPES[found], kind=f"shape {found}", **{"aria-hidden": "true"})
 
-    def legend(self) -> Markup:
-        """What the shapes mean."""
-        each = [tag("span", self.shape(found), " ", self.words(f"legend_{found}")) for found in SHAPES]
+    def legend(self, run: RunReport) -> Markup:
+        """What the shapes that a run has mean."""
+        here = set(map(state, run.verdicts))
+        each = [tag("span", self.shape(one), " ", self.words(f"legend_{one}")) for one in SHAPES if one in here]
         return tag("p", joined(each), kind="legend soft")
 
     def advice(self, run: RunReport, anchor: str) -> Markup:
