@@ -11,7 +11,7 @@ from gradforensics.report.model import RunReport, VerdictRow
 
 CASES = frozenset(f"GF{n:02}" for n in range(1, 28))
 """The cases of the article that the catalogue reconstructs."""
-ADVICE = 6  # lines of advice that are shown without opening the rest
+ADVICE = 8  # lines that help most; each rule's own stand with it
 # A shape per outcome, beside the word: the same filled where it weighs more.
 SHAPES = {"alarm": "▲", "weak": "△", "clear": "●", "not_judged": "○", "untested": "–"}
 
@@ -67,14 +67,9 @@ class CataloguePieces(Tables):
                     joined([tag("a", rule, href=f"#{anchor}-{rule}") for rule in rules], ", "),
                 ),
             )
-            for line, rules in run.advice()
+            for line, rules in run.advice()[:ADVICE]
         ]
-        shown, rest = items[:ADVICE], items[ADVICE:]
-        told = tag("ul", *shown, kind="advice")
-        if not rest:
-            return told
-        summary = tag("summary", self.words.count("more_advice", len(rest)))
-        return told + tag("details", summary, tag("ul", *rest, kind="advice"), kind="fold")
+        return tag("ul", *items, kind="advice")
 
     def blind(self, run: RunReport, anchor: str) -> Markup:
         """The rules not judged: what was missing and how to have it next time."""

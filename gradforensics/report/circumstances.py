@@ -57,7 +57,7 @@ def setting_rows(evidence: Evidence, findings: Sequence[Verdict]) -> tuple[Setti
     in_force: Mapping[str, object] = {key: evidence.setting(key) for key in several}
     rests = _resting(findings)
     other = evidence.baseline
-    differing = set() if other is None else {one.key for one in differences(evidence, other)}
+    there = {} if other is None else {one.key: one.there for one in differences(evidence, other)}
     rows = [
         SettingRow(
             s.key,
@@ -68,7 +68,7 @@ def setting_rows(evidence: Evidence, findings: Sequence[Verdict]) -> tuple[Setti
             s.origin,
             overridden=s.key in several and s.value != in_force[s.key],
             rules=rests.rules(s),
-            differs=s.key in differing,
+            there=there.get(s.key),
         )
         for s in settings
     ]

@@ -74,7 +74,8 @@ class CircumstancePieces(Tables):
     def _why(self, row: SettingRow, anchor: str) -> Markup:
         links = [tag("a", rule, href=f"#{anchor}-{rule}") for rule in row.rules]
         told = [joined([self.words("basis_of"), joined(links, ", ")])] if links else []
-        told += [self.words("differs_there")] if row.differs else []
+        there = tag("code", shorten(_as_written(row.there), 120))
+        told += [joined([self.words("differs_there"), there])] if row.there is not None else []
         told += [self.words("overridden")] if row.overridden else []
         return joined(told, "; ")
 
@@ -169,7 +170,7 @@ class CircumstancePieces(Tables):
 
 def conspicuous(run: RunReport) -> list[SettingRow]:
     """The settings to look at first: those that findings rest on, those that differ, those that were overridden."""
-    found = sorted((r for r in run.settings if r.conspicuous), key=lambda r: (not r.rules, not r.differs))
+    found = sorted((r for r in run.settings if r.conspicuous), key=lambda r: (not r.rules, r.there is None))
     return found[:CONSPICUOUS]
 
 

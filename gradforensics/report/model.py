@@ -124,7 +124,7 @@ class SeriesRow:
 class SettingRow:
     """One setting; `overridden` when another one of the same key is in force.
 
-    rules: the rules that fired on it; differs: the compared run states another value.
+    rules: the rules that fired on it; there: what the compared run states, None where that is the same or nothing.
     """
 
     key: str
@@ -135,12 +135,12 @@ class SettingRow:
     origin: str
     overridden: bool
     rules: tuple[str, ...] = ()
-    differs: bool = False
+    there: Any = None
 
     @property
     def conspicuous(self) -> bool:
         """Whether a reader should look at it first."""
-        return bool(self.rules) or self.overridden or self.differs
+        return bool(self.rules) or self.overridden or self.there is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Severity, Stren
 from gradforensics.report.charts import Line, line_of
 from gradforensics.tables import Evidence
 
-WHOLE = 24
-"""How many runs have an article of their own on a page: with about 60 kB each, a page of 400 runs stays below 3 MB."""
+WHOLE = 16
+"""How many runs have an article of their own on a page: with some 100 kB each, a page of 400 runs stays below 3 MB."""
 _SPARK = 40  # points of a sparkline
 
 
