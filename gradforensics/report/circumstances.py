@@ -104,9 +104,10 @@ class Stated:
 
 
 def stated(facts: Sequence[Fact]) -> list[Stated]:
-    """The facts, those of one key and value once."""
+    """The facts, those of one key and value once, the values of one key beside each other."""
     found: dict[tuple[str, str], list[Fact]] = {}
-    for fact in facts:
+    order = {key: i for i, key in enumerate(dict.fromkeys(fact.key for fact in facts))}
+    for fact in sorted(facts, key=lambda one: order[one.key]):
         found.setdefault((fact.key, fact.value), []).append(fact)
     return [
         Stated(

@@ -122,7 +122,11 @@ class CircumstancePieces(Tables):
         for e in run.events[:EVENTS]:
             writer = ", ".join(filter(None, ("" if e.rank is None else str(e.rank), e.host or "")))
             text = tag("code", shorten(e.text, 300))
-            cells = (tag("code", e.kind), "" if e.step is None else str(e.step), tag("code", writer) if writer else "")
+            cells = (
+                tag("code", e.kind, kind="need"),
+                "" if e.step is None else str(e.step),
+                tag("code", writer) if writer else "",
+            )
             rows.append(tag("tr", *(tag("td", c) for c in (*cells, text, where(e.source, e.line)))))
         table = self.table(("event", "step_head", "rank_host", "text", "where"), rows)
         return (
@@ -175,13 +179,13 @@ def conspicuous(run: RunReport) -> list[SettingRow]:
 
 
 def _writers(fact: Stated) -> str:
-    """Ranks and hosts in few letters: "0-7, node1, node2 …"."""
+    """Ranks and hosts in few letters: "0-7; node1, node2"."""
     ranks = fact.ranks
     whole = len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1
     told = f"{ranks[0]}-{ranks[-1]}" if whole else ", ".join(map(str, ranks[:_WRITERS]))
     told += "" if whole or len(ranks) <= _WRITERS else f" … ({len(ranks)})"
     hosts = ", ".join(fact.hosts[:_WRITERS]) + (f" … ({len(fact.hosts)})" if len(fact.hosts) > _WRITERS else "")
-    return ", ".join(filter(None, (told, hosts)))
+    return "; ".join(filter(None, (told, hosts)))
 
 
 def _as_written(value: Any) -> str:

@@ -609,3 +609,11 @@ def test_writers_at_other_steps_are_parted():
     found = writers(steps)
     assert found is not None
     assert found.tolist() == [0, 1] * 40
+
+
+def test_an_input_named_like_the_folder_of_a_rank_can_be_one_of_several(tmp_path):
+    for name in ("exp-rank-0", "other"):
+        (tmp_path / name / "run").mkdir(parents=True)
+        (tmp_path / name / "run" / "log.csv").write_text(csv(POINTS))
+    inputs = [tmp_path / name / "run" for name in ("exp-rank-0", "other")]
+    assert {evidence.path for evidence in gather(inputs)} == {str(path) for path in inputs}

@@ -44,8 +44,8 @@ def test_order_of_a_sick_run(report: Report) -> None:
         "A warm restart.",
         "not excluded GF17",
         "Catalogue",
-        "refuted by GF05",
         "this version has no test for it",
+        "refuted by GF05",
         "learning_rate",
         "the last line is torn",
         "Inventory of evidence",
@@ -62,10 +62,8 @@ def test_only_the_primary_finding_is_open(report: Report) -> None:
     assert [(a["id"], "open" in a) for a in found] == [("r1-GF05", True), ("r1-GF11", False), ("r1-GF12", False)]
 
 
-def test_the_matrix_has_a_cell_per_rule_and_every_link_leads_somewhere(report: Report) -> None:
+def test_every_link_leads_somewhere(report: Report) -> None:
     page = Page(render(report))
-    cells = [a["class"] for t, a in page.tags if t == "li" and (a.get("class") or "").startswith("cell")]
-    assert cells == ["cell alarm", "cell clear", "cell alarm", "cell weak", "cell not_judged", "cell not_judged"]
     ids = {a["id"] for _, a in page.tags if a.get("id")}
     links = {(a.get("href") or "").removeprefix("#") for t, a in page.tags if t == "a"}
     assert links <= ids
@@ -106,7 +104,10 @@ def test_hostile_text_is_escaped_wherever_it_comes_from(maker: Any) -> None:
     text = render(build([diagnosis, diagnosis], [Source(HOSTILE, 1, None, HOSTILE, HOSTILE)]))
     page = Page(text)
     assert not [t for t, _ in page.tags if t == "img"]
-    assert [t for t, _ in page.tags].count("script") == 1
+    assert [a for t, a in page.tags if t == "script"] == [
+        {"type": "application/json", "id": "gradforensics-data"},
+        {},
+    ]
     assert not [a for _, a in page.tags if any(name.startswith("on") for name in a)]
     assert "{{ 7*7 }}" in page.text
     assert "49" not in page.text
@@ -189,7 +190,7 @@ def test_environment_events_and_baselines_are_shown(sick: Diagnosis, healthy: Di
     sick.evidence.events = [Event("xid", "NVRM: Xid (PCI:0000:9b:00): 79", "dmesg.log", 12, host="node07", step=118)]
     text = Page(render(build([sick, healthy], []))).text
     assert "Environment (1)" in text
-    assert "gpu NVIDIA <H100> 3, node07 wandb-metadata.json" in text
+    assert "gpu NVIDIA <H100> 3; node07 wandb-metadata.json" in text
     assert "Events (1)" in text
     assert "xid 118 node07 NVRM: Xid (PCI:0000:9b:00): 79 dmesg.log:12" in text
     assert "Compare with healthy no alarm on the same series in this analysis" in text
