@@ -74,7 +74,8 @@ class CataloguePieces(Tables):
     def blind(self, run: RunReport, anchor: str) -> Markup:
         """The rules not judged: what was missing and how to have it next time."""
         blind = sorted(run.having("not_judged"), key=lambda v: not v.testable)
-        return self.table(("rule", "title", "missing", "advice"), [self._blind(v, anchor) for v in blind])
+        table = self.table(("rule", "title", "missing", "advice"), [self._blind(v, anchor) for v in blind])
+        return tag("div", table, kind="stack")
 
     def _blind(self, verdict: VerdictRow, anchor: str) -> Markup:
         title = tag("td", self.words.text(verdict.title))
@@ -88,7 +89,8 @@ class CataloguePieces(Tables):
 
     def clear(self, run: RunReport, anchor: str) -> Markup:
         """The rules judged clear: which tests looked, which look-alike refuted the rest."""
-        return self.table(("rule", "title", "tests_looked"), [self._clear(v, anchor) for v in run.having("clear")])
+        table = self.table(("rule", "title", "tests_looked"), [self._clear(v, anchor) for v in run.having("clear")])
+        return tag("div", table, kind="stack")
 
     def _clear(self, verdict: VerdictRow, anchor: str) -> Markup:
         refuted = [
