@@ -15,8 +15,8 @@ from gradforensics.diagnosis.two_runs.restarts import Restart
 from gradforensics.diagnosis.two_runs.weights import SharedStep
 
 What: TypeAlias = Literal[
-    "setting", "rate", "batch", "seed", "data", "environment", "code", "restart", "rounding", "sample", "start", "order",
-    "unrecorded",
+    "setting", "rate", "batch", "seed", "data", "environment", "code", "restart", "rounding", "sample", "start",
+    "order", "unrecorded",
 ]  # fmt: skip
 Weight: TypeAlias = Literal["likely", "possible", "unlikely"]
 
@@ -78,7 +78,7 @@ def _recorded(thing: tuple[Change, ...], result: Parting, rate: Parting | None, 
     signs = [*_timing(kind, result, rate), *_lasting(kind, result)]
     if signs and all(sign.against for sign in signs):
         return Candidate(kind, "unlikely", thing, tuple(signs))
-    if alone:
+    if alone and not any(sign.against for sign in signs):
         return Candidate(kind, "likely", thing, (Sign("only_difference"), *signs))
     return Candidate(kind, "possible", thing, tuple(signs))
 
@@ -130,13 +130,13 @@ def _unrecorded(result: Parting, changes: Changes, weights: Sequence[SharedStep]
         else:
             yield Candidate("sample", "possible", (), (Sign("at_once", facts=facts),))
         return
+    if result.beyond is not None:
+        yield Candidate("unrecorded", "possible", (), (Sign("lasting", facts={"step": result.beyond}),))
     if any(change.kind == "seed" for change in changes.counted):
-        return  # that is what a seed decides
+        return  # first weights and order are what a seed decides
     against = [Sign("lasting", against=True, facts={"step": result.beyond})] if result.beyond is not None else []
     weight: Weight = "unlikely" if against else "possible"
     first = weights[0] if weights and weights[0].step == 0 else None
-    if against and not changes.counted:
-        yield Candidate("unrecorded", "possible", (), (Sign("lasting", facts=against[0].facts),))
     if first is None or first.same is None:
         known = [Sign("seeds_equal", against=True)] if "seed" not in changes.unknown else []
         yield Candidate("start", weight, (), (*known, *against))

@@ -46,7 +46,7 @@ _COMMIT = "git_commit"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something that both runs state, differently. The key "lr" is the learning rate as logged, where it first differs."""
+    """Something that both runs state, differently. Of kind rate, "lr" is the rate as logged, where it first differs."""
 
     kind: Kind
     key: str

@@ -18,8 +18,8 @@ class SharedStep:
 
     here, there: their paths. files_equal: whether the files of the same names are equal (sha256), None where they were
     not hashed. equal, apart: tensors of the model that both hold, equal or not byte by byte; states_equal and
-    states_apart: the same of the optimizer. unlike: tensors of one of them only, or of other shapes. widest, distance: the tensor of
-    the model whose norms differ most, and by which fraction.
+    states_apart: the same of the optimizer. unlike: tensors of one of them only, or of other shapes. widest, distance:
+    the tensor of the model whose norms differ most, and by which fraction.
     """
 
     step: int
