@@ -13,7 +13,8 @@ import click
 
 from gradforensics import __version__
 from gradforensics.analyze_options import DEFAULT_OUTPUT, analyze_options
-from gradforensics.command_support import again, deliver, exit_code, harmless, inputs_of, pair, show, wanted_of
+from gradforensics.command_support import deliver, exit_code, harmless, inputs_of, pair, show, wanted_of
+from gradforensics.compare_command import compare
 from gradforensics.errors import GradforensicsError, UsageError
 from gradforensics.export_command import export
 from gradforensics.progress_bar import Bar
@@ -302,7 +303,7 @@ def env(output: str | None, force: bool) -> int:
     return 0
 
 
-commands.add_command(export)
+commands.add_command(compare)
 commands.add_command(rules)
 
 

@@ -15,13 +15,11 @@ _APART = 3  # settings in which such runs may differ: beyond, too much could exp
 _POINTS = 20  # of the sibling's loss
 
 
-def the_one(found: Sequence[Evidence], wanted: str) -> Evidence:
-    """The only run that --baseline names; raises UsageError where its folder holds several."""
+def the_one(found: Sequence[Evidence], wanted: str, *, by: str = "--baseline") -> Evidence:
+    """The only run of a folder; raises UsageError where it holds several. by: the argument that named it."""
     if len(found) > 1:
         names = ", ".join(one.name for one in found[:8])
-        raise UsageError(
-            f"--baseline {wanted} holds {len(found)} runs ({names}); name the folder or the file of one of them"
-        )
+        raise UsageError(f"{by} {wanted} holds {len(found)} runs ({names}); name the folder or the file of one of them")
     return found[0]
 
 

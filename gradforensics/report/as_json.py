@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from gradforensics.languages import Language
-from gradforensics.report.heatmaps import Grid
-from gradforensics.report.model import Report, RunReport, VerdictRow
+from gradforensics.report.comparison.contrast_data import contrast_data
+from gradforensics.report.model import Compared, Report, RunReport, VerdictRow
 
 SCHEMA = 1
 
@@ -66,7 +66,7 @@ def _run(run: RunReport, language: Language) -> dict[str, Any]:
         "events": [plain(asdict(event)) for event in run.events],
         "environment": [asdict(fact) for fact in run.environment],
         "baselines": list(run.baselines),
-        "compared": None if run.compared is None else plain(asdict(run.compared)),
+        "compared": None if run.compared is None else _compared(run.compared),
         "checkpoints": None if run.checkpoints is None else [plain(asdict(row)) for row in run.checkpoints.rows],
         "bracket": None if run.bracket is None else plain(asdict(run.bracket)),
         "heatmaps": None if run.heatmaps is None else _grid(run.heatmaps, "checkpoints"),
@@ -80,21 +80,12 @@ def _run(run: RunReport, language: Language) -> dict[str, Any]:
     }
 
 
-def _grid(grid: Grid, columns: str) -> dict[str, Any]:
-    """A grid with its columns under their own name; values with six digits, since there are thousands."""
-    return {
-        "layers": list(grid.layers),
-        columns: [asdict(column) for column in grid.columns],
-        "values": {name: [[_short(value) for value in row] for row in rows] for name, rows in grid.values.items()},
-        "layers_of": grid.layers_of,
-        f"{columns}_of": grid.columns_of,
-        "last_good": grid.last_good,
-        "first_bad": grid.first_bad,
-    }
-
-
-def _short(value: float | None) -> Any:
-    return plain(float(f"{value:.6g}") if isinstance(value, float) else value)
+def _compared(compared: Compared) -> dict[str, Any]:
+    differences = [asdict(one) for one in compared.differences]
+    known = {"name": compared.name, "path": compared.path, "differences": differences, "sibling": compared.sibling}
+    further = {} if compared.contrast is None else contrast_data(compared.contrast)
+    found: dict[str, Any] = plain({**known, **further})
+    return found
 
 
 def _verdict(verdict: VerdictRow, language: Language) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from gradforensics.diagnosis.frameworks import framework_of
 from gradforensics.diagnosis.judge import Verdict
 from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, LookAlike, Rule, Severity
 from gradforensics.diagnosis.setting_differences import differences
+from gradforensics.diagnosis.two_runs.contrast import contrast
 from gradforensics.languages import LANGUAGES, NOTHING, Language, Text, both
 from gradforensics.report.bracket import bracket
 from gradforensics.report.charts import zooms
 from gradforensics.report.checkpoints import checkpoints
-from gradforensics.report.circumstances import is_listed, setting_rows
+from gradforensics.report.comparison.overlay import overlay
 from gradforensics.report.data_rows import data_rows
 from gradforensics.report.drain import drain
 from gradforensics.report.heatmaps import checkpoint_grid, logged_grid
@@ -149,10 +150,16 @@ def _resumable(evidence: Evidence) -> needs.Resumable | None:
 
 def _compared(evidence: Evidence) -> Compared | None:
     other = evidence.baseline
-    return (
-        None
-        if other is None
-        else Compared(other.name, other.path, tuple(differences(evidence, other)), evidence.baseline_is_sibling)
+    if other is None:
+        return None
+    found = contrast(evidence, other)
+    return Compared(
+        other.name,
+        other.path,
+        tuple(differences(evidence, other)),
+        evidence.baseline_is_sibling,
+        found,
+        overlay(evidence, other, found),
     )
 
 

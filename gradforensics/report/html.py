@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from gradforensics.languages import Language, Text
@@ -17,8 +17,7 @@ from gradforensics.report.bracket_pieces import BracketPieces
 from gradforensics.report.catalogue_pieces import CataloguePieces
 from gradforensics.report.charts import Chart
 from gradforensics.report.checkpoint_pieces import CheckpointPieces
-from gradforensics.report.circumstances_pieces import CircumstancePieces
-from gradforensics.report.data_block import data_block
+from gradforensics.report.comparison.pieces import ContrastPieces
 from gradforensics.report.data_pieces import DataPieces
 from gradforensics.report.heatmap_pieces import HeatmapPieces
 from gradforensics.report.markup import PageWords, tag, visible
@@ -33,8 +32,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 # joined in this order; page.css and page.js come last and may rely on the others
-_STYLES = ("charts.css", "page.css", "sections.css", "print.css")
-_SCRIPTS = ("charts.js", "filter.js", "page.js")
+_STYLES = ("charts.css", "comparison.css", "page.css", "print.css")
+_SCRIPTS = ("charts.js", "page.js")
 
 
 @cache
@@ -78,6 +77,21 @@ def _policy() -> str:
     return "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'".format(*digests)
 
 
+def frame(first: Language) -> dict[str, str]:
+    """What every page of ours holds, whatever it shows."""
+    return {
+        "html_language": "zh-CN" if first == "zh" else "en",
+        "policy": Markup(_policy()),  # noqa: S704  # our own text; quotes must stay quotes
+        "style": _style(),
+        "script": _script(),
+    }
+
+
+def template(name: str, first: Language) -> Template:
+    """A template of a page whose reader sees one language first."""
+    return _environment(first).get_template(name)
+
+
 def render(report: Report) -> str:
     """The whole page."""
     words = PageWords(report.language)
@@ -101,18 +115,12 @@ def render(report: Report) -> str:
             b=BracketPieces(words),
             r=ReplayPieces(words),
             d=DataPieces(words),
-            k=CataloguePieces(words),
-            s=CircumstancePieces(words),
-            o=OverviewPieces(words),
-            embedded=data_block(report),
+            k=ContrastPieces(words),
             draw=draw,
             tools=figures.tools(),
             ordered_chain=ordered_chain,
             title=shorten(_title(report, plain), 200),
-            html_language="zh-CN" if report.language == "zh" else "en",
-            policy=Markup(_policy()),  # noqa: S704  # our own text; quotes must stay quotes
-            style=_style(),
-            script=_script(),
+            **frame(report.language),
         )
     )
 

@@ -59,6 +59,8 @@ def cell(value: object, kind: str = "") -> Markup:
 class PageWords:
     """The labels of a page in both languages at once; `first` is the one that a reader sees without doing anything.
 
+    plain: the words of that language alone; each: those of every language, in the order of LANGUAGES.
+
     The other one has the attribute `hidden`, which works without a style sheet; the page's language switch turns it
     over. A text that is the same in both languages, or has no translation, stands once.
     """
@@ -66,6 +68,7 @@ class PageWords:
     def __init__(self, first: Language) -> None:
         self.first = first
         self._each = {language: Words(language) for language in LANGUAGES}
+        self.plain, self.each = self._each[first], tuple(self._each.values())
 
     def of(self, told: Callable[[Words], str]) -> Markup:
         """What a function tells with the words of each language."""

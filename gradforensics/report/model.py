@@ -10,6 +10,7 @@ from gradforensics import __version__
 from gradforensics.diagnosis.judge import Outcome
 from gradforensics.diagnosis.rules import Severity, Strength
 from gradforensics.diagnosis.setting_differences import Difference
+from gradforensics.diagnosis.two_runs.contrast import Contrast
 from gradforensics.diagnosis.vocabulary import Fact
 from gradforensics.languages import Language, Text
 from gradforensics.report.bracket import Bracket
@@ -147,13 +148,16 @@ class SettingRow:
 class Compared:
     """The healthy run that this one was judged beside, and the settings in which they differ.
 
-    sibling: it is a run of the same analysis that was chosen for them, not that of --baseline.
+    sibling: it is a run of the same analysis that was chosen for them, not that of --baseline. contrast: how the two
+    compare, step by step; this run is A in the charts.
     """
 
     name: str
     path: str
     differences: tuple[Difference, ...]
     sibling: bool = False
+    contrast: Contrast | None = None
+    charts: tuple[Chart, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

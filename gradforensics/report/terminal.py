@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradforensics.report.model import Report, RunReport, VerdictRow
+from gradforensics.report.comparison import told
+from gradforensics.report.model import Compared, Report, RunReport, VerdictRow
 from gradforensics.report.pen import Pen, flat
 from gradforensics.report.replays import ReplayRow
 from gradforensics.report.tensors import would_run
@@ -69,6 +70,7 @@ def _run(pen: Pen, run: RunReport) -> None:
         told = words.count("differs", len(run.compared.differences))
         sibling = f" ({words('sibling')})" if run.compared.sibling else ""
         pen.row(words("t_compared"), f"{run.compared.name}{sibling}; {told}{': ' if keys else ''}{keys}")
+        _contrast(pen, run.compared)
     _danger(pen, run)
     _replays(pen, run)
     if run.primary is not None:
@@ -103,23 +105,14 @@ def _ending(pen: Pen, run: RunReport) -> None:
     pen.row(pen.words("t_ended"), f"{text} ({where})" if where else text)
 
 
-def _drain(pen: Pen, run: RunReport) -> None:
-    """The nodes to drain, each with the finding that names it and the line that tells it.
-
-    Those with an error that ended nothing can wait for the page.
-    """
-    words, told = pen.words, []
-    nodes = [one for one in run.drain if one.reason != "outlived"]
-    for one in nodes[:_NODES]:
-        node = one.host
-        if node is None:
-            known = words("t_drain_ranks", ranks=ranges(one.ranks))
-            node = known if one.ranks else words("t_drain_file", source=one.source)
-        told.append(f"{node}: {one.rule}, {place(one.source, one.line)}")
-    if len(nodes) > _NODES:
-        told.append(words("and_more", n=len(nodes) - _NODES))
-    if told:
-        pen.row(words("t_drain"), "; ".join(told), colour="red")
+def _contrast(pen: Pen, compared: Compared) -> None:
+    """From which step on the two runs differ, and whether the comparison is a clean one."""
+    found = compared.contrast
+    if found is None:
+        return
+    pen.row("", told.bare(told.headline(pen.words, found)))
+    if found.changes.confounded:
+        pen.row("", told.bare(told.verdict(pen.words, found.changes)))
 
 
 def _danger(pen: Pen, run: RunReport) -> None:

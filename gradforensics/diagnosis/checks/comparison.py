@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradforensics.diagnosis.two_runs.changes import changes
-from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check
+from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.tables import Evidence
 
 _NAMED = 12  # things that a text names
@@ -25,7 +25,7 @@ def differs_in_several_things(evidence: Evidence, *, most: int, shared: int) -> 
         keys = [change.key for thing in found.things for change in thing]
         more = len(keys) - _NAMED
         changed = ", ".join(keys[:_NAMED]) + (f" (+{more})" if more > 0 else "")
-        facts = {"count": len(found.things), "changed": changed, "other": other.name}
+        facts: dict[str, Fact] = {"count": len(found.things), "changed": changed, "other": other.name}
         return [Hit(None, series="settings", facts=facts)]
     if found.shared < shared:
         return Missing("settings of both runs")

@@ -1,0 +1,89 @@
+"""gradforensics compare: the first step at which two runs part, what else differs, and what could explain it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from gradforensics.command_support import deliver, inputs_of, pair, wanted_of
+from gradforensics.progress_bar import Bar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EPILOG = "Exit codes: 0 compared, whether they part or not; 2 usage error; 3 internal error; 4 no readable evidence."
+
+
+@click.command(epilog=EPILOG)
+@click.argument("first", metavar="RUN_A", type=click.Path())
+@click.argument("second", metavar="RUN_B", type=click.Path())
+@click.option(
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="FORMAT=PATH",
+    help="An output: html (one page), json or md; '-' is stdout. Repeatable.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A fact that the files of both runs lack (vocab_size=32000). Repeatable.",
+)
+@click.option(
+    "--map",
+    "columns",
+    multiple=True,
+    metavar="COLUMN=SERIES",
+    help="What a column means (objective=loss), in both runs. Repeatable.",
+)
+@click.option(
+    "--lang",
+    type=click.Choice(["en", "zh"]),
+    default="en",
+    show_default=True,
+    help="Language of the texts.",
+)
+@click.option("--no-tensors", is_flag=True, help="List the tensors of checkpoints, but do not read them.")
+@click.option("--force", is_flag=True, help="Overwrite outputs that gradforensics did not write.")
+def compare(
+    first: str,
+    second: str,
+    outputs: Sequence[str],
+    settings: Sequence[str],
+    columns: Sequence[str],
+    lang: str,
+    no_tensors: bool,
+    force: bool,
+) -> int:
+    """Compare two runs: the first step at which they part, and in what else they differ.
+
+    RUN_A and RUN_B are run directories or log files of one run each. Series are compared at the steps that both
+    logged; nothing is judged, and nothing in the runs is executed or changed.
+    """
+    from gradforensics.diagnosis.comparison import the_one
+    from gradforensics.evidence.gather import gather
+    from gradforensics.report.comparison import FORMATS
+    from gradforensics.report.comparison.model import build
+    from gradforensics.report.comparison.terminal import render
+    from gradforensics.report.targets import targets
+
+    inputs = inputs_of([first, second])
+    chosen = targets(inputs, wanted_of(outputs), FORMATS)
+    facts, mapped = dict(pair(s, "--set") for s in settings), dict(pair(c, "--map") for c in columns)
+    with Bar() as bar:
+        here, there = (
+            the_one(
+                gather([path], settings=facts, columns=mapped, tensors=not no_tensors, progress=bar),
+                str(path),
+                by=name,
+            )
+            for path, name in zip(inputs, ("RUN_A", "RUN_B"), strict=True)
+        )
+    found = build(here, there, language=lang)  # type: ignore[arg-type]  # a click.Choice
+    rendered = [(target.path, FORMATS[target.format](found)) for target in chosen]
+    deliver(rendered, partial(render, found), force=force)
+    return 0

@@ -1,0 +1,77 @@
+"""A comparison of two runs as Markdown, for issues and chats. Everything that a log wrote stands in code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from gradforensics.diagnosis.two_runs.changes import Change
+from gradforensics.report.comparison import told
+from gradforensics.report.comparison.model import Comparison, Side
+from gradforensics.report.words import Words, number, printable, shorten
+
+_ROWS = 40  # of each table
+_RISKY = re.compile(r"([\\`*_{}\[\]<>#|~!@&])")
+
+
+def render(found: Comparison) -> str:
+    """The whole comparison, ending in a newline."""
+    words = Words(found.language)
+    contrast = found.contrast
+    lines = [f"<!-- {found.tool} -->", f"## {words('comparison')}", ""]
+    lines += [_side(words, letter, side) for letter, side in (("A", found.here), ("B", found.there))]
+    lines += ["", f"**{_plain(told.headline(words, contrast))}**", ""]
+    rest = [*told.details(words, contrast), told.verdict(words, contrast.changes)]
+    rest += [told.unknown(words, contrast.changes), told.checkpoints(words, contrast)]
+    lines += [f"- {_plain(line)}" for line in rest if line]
+    if contrast.candidates:
+        lines += ["", f"### {words('cmp_causes')}", ""]
+        for one in contrast.candidates:
+            signs = "; ".join(told.signs(words, one))
+            lines.append(f"- {_plain(told.cause(words, one))} ({words(f'cmp_{one.weight}')}): {_plain(signs)}")
+        lines += ["", words("cmp_caution")]
+    if contrast.partings:
+        heads = (words("series"), words("cmp_course"), words("cmp_shared"), words("cmp_noise"))
+        rows = [
+            (_code(one.label), told.course(words, one), number(one.points), told.noise(words, one))
+            for one in contrast.partings
+        ]
+        lines += ["", f"### {words('cmp_series')}", "", *_table(words, heads, rows)]
+    if differ := (*contrast.changes.counted, *contrast.changes.uncertain):
+        heads = (words("key"), "A", "B", words("cmp_kind"))
+        counted = len(contrast.changes.counted)
+        rows = [_change(words, one, counted=i < counted) for i, one in enumerate(differ)]
+        lines += ["", f"### {words('cmp_changes')}", "", *_table(words, heads, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _side(words: Words, letter: str, side: Side) -> str:
+    span = words("no_steps") if side.steps is None else words("steps", first=side.steps[0], last=side.steps[1])
+    return f"- **{letter}**: {_code(side.name)} ({span}, {words(side.ending.kind)})"
+
+
+def _change(words: Words, one: Change, *, counted: bool) -> tuple[str, ...]:
+    named = words("cmp_logged_rate") if told.logged(one) else _code(one.key)
+    kind = words(f"cmp_kind_{one.kind}") + ("" if counted else f" ({words('cmp_uncertain')})")
+    return named, _code(told.value(one.here)), _code(told.value(one.there)), kind
+
+
+def _table(words: Words, heads: Sequence[str], rows: Sequence[Iterable[str]]) -> list[str]:
+    lines = [_row(heads), _row(["---"] * len(heads)), *map(_row, rows[:_ROWS])]
+    return lines + (["", words("more_rows", n=len(rows) - _ROWS)] if len(rows) > _ROWS else [])
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _code(text: str) -> str:
+    """Text as code: no backtick and no bar may end it."""
+    flat = " ".join(printable(shorten(text, 120)).split()).replace("`", "'").replace("|", "¦")
+    return f"`{flat}`" if flat else ""
+
+
+def _plain(text: str) -> str:
+    """A sentence: what stems from the runs as code, the rest as plain text."""
+    parts = re.split("[{}{}]".format(*told.QUOTES), " ".join(printable(text).split()))
+    return "".join(_code(part) if i % 2 else _RISKY.sub(r"\\\1", part) for i, part in enumerate(parts))
