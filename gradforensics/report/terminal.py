@@ -111,7 +111,7 @@ def _contrast(pen: Pen, compared: Compared) -> None:
     if found is None:
         return
     pen.row("", told.bare(told.headline(pen.words, found)))
-    if found.changes.confounded:
+    if found.changes.confounded and compared.sibling:  # beside a baseline GF44 says it
         pen.row("", told.bare(told.verdict(pen.words, found.changes)))
 
 

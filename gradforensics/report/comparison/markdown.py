@@ -50,7 +50,7 @@ def _side(words: Words, letter: str, side: Side) -> str:
     return f"- **{letter}**: {_code(side.name)} ({span}, {words(side.ending.kind)})"
 
 
-def _change(words: Words, one: Change, *, counted: bool) -> tuple[str, ...]:
+def _change(words: Words, one: Change, *, counted: bool) -> tuple[str, str, str, str]:
     named = words("cmp_logged_rate") if told.logged(one) else _code(one.key)
     kind = words(f"cmp_kind_{one.kind}") + ("" if counted else f" ({words('cmp_uncertain')})")
     return named, _code(told.value(one.here)), _code(told.value(one.there)), kind
