@@ -50,13 +50,13 @@ def details(words: Words, found: Contrast) -> list[str]:
     result, first, told = found.result, found.earliest, []
     if result is None:
         return []
-    if first is not None and first.label != result.label and result.step is not None:
-        told.append(words("cmp_first", series=quoted(first.label), step=first.step))
     if result.course in ("parts", "never_identical"):
         told.append(_noise(words, result))
         other = next((one for one in found.partings if one.beyond is not None), None)
         if result.beyond is None and other is not None:
             told.append(words("cmp_other", series=quoted(other.label), step=other.beyond, gap=gap(other)))
+    if first is not None and first.label != result.label and result.step is not None:
+        told.append(words("cmp_first", series=quoted(first.label), step=first.step))
     if result.rounded and result.course != "never_identical":
         told.append(words("cmp_rounded"))
     return told
