@@ -350,3 +350,13 @@ def test_a_sibling_that_was_chosen_by_itself_is_no_confounded_comparison():
     here.baseline_is_sibling = True
     (verdict,) = diagnose(here, [rule]).verdicts
     assert (verdict.outcome, verdict.missing) == ("not_judged", ("baseline:series:loss",))
+
+
+def test_with_few_settings_in_common_nothing_is_called_likely():
+    here, there = (
+        evidence_of({"series": {"loss": f"ramp(4, {end}, 60)"}, "settings": {"learning_rate": rate, "seed": 0}})
+        for end, rate in ((3, 1e-3), (2, 3e-3))
+    )
+    found = contrast(here, there)
+    assert "setting" in found.changes.unknown
+    assert [one.weight for one in found.candidates if one.changed] == ["possible"]

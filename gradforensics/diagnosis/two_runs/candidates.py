@@ -57,7 +57,7 @@ def candidates(
     if result is None or result.course not in ("parts", "never_identical"):
         return []
     rate = next((one for one in found if one.label == "lr"), None)
-    alone = len(changes.things) == 1 and not restarts
+    alone = len(changes.things) == 1 and not restarts and "setting" not in changes.unknown
     # runs that never were equal may differ in a seed that nobody recorded, unless they part for good
     alone = alone and (result.course == "parts" or "seed" not in changes.unknown or result.beyond is not None)
     made = [_recorded(thing, result, rate, alone=alone) for thing in changes.things]

@@ -42,6 +42,7 @@ _FACTS = frozenset({
 _COUNTED_FACTS = _FACTS - {"python", "glibc", "os", "kernel"}
 _VARIABLES = lazy(r"^env:(?:NCCL|TORCH|PYTORCH|CUBLAS|CUDNN|NVIDIA_TF32|XLA|OMP_NUM|MKL_NUM)")
 _COMMIT = "git_commit"
+FEWEST = 5  # settings that both must state before the rest of the recipe can be called the same; as for siblings
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Changes:
 
     counted: what may change the numbers; uncertain: places of data, whose contents may be the same, and versions and
     facts that hardly change numbers; one_sided: settings of one run only. shared: how many telling settings both
-    state; unknown: of seed, environment, code and data, what one of them at least does not state.
+    state; unknown: of settings (few in common), seed, data, environment and code, what not both state.
     """
 
     counted: tuple[Change, ...]
@@ -106,7 +107,9 @@ def changes(here: Evidence, there: Evidence) -> Changes:
     places = [one for one in _data_places(here, there) if one.key not in {change.key for change in counted}]
     sides = [OneSided(key, mine[key], here=True) for key in sorted(mine.keys() - theirs.keys())]
     sides += [OneSided(key, theirs[key], here=False) for key in sorted(theirs.keys() - mine.keys())]
+    shared = len(mine.keys() & theirs.keys())
     stated = {
+        "setting": shared >= FEWEST,
         "seed": _any(mine, _SEED) and _any(theirs, _SEED),
         "environment": bool(_facts(here).keys() & _facts(there).keys() - {_COMMIT}),
         "code": _COMMIT in _facts(here).keys() & _facts(there).keys(),
@@ -117,7 +120,7 @@ def changes(here: Evidence, there: Evidence) -> Changes:
         counted=(*counted, *_data(here, there), *machine, *code),
         uncertain=(*places, *minor),
         one_sided=tuple(sides),
-        shared=len(mine.keys() & theirs.keys()),
+        shared=shared,
         unknown=tuple(unknown),
     )
 
@@ -130,7 +133,7 @@ def _logged_rates(here: Evidence, there: Evidence) -> list[Change]:
     return [Change("rate", "lr", rates.here, rates.there)]
 
 
-_STATED: tuple[Kind, ...] = ("seed", "data", "environment", "code")
+_STATED: tuple[Kind, ...] = ("setting", "seed", "data", "environment", "code")
 
 
 def _any(settings: Mapping[str, Any], pattern: Any) -> bool:

@@ -55,7 +55,7 @@ def details(words: Words, found: Contrast) -> list[str]:
         other = next((one for one in found.partings if one.beyond is not None), None)
         if result.beyond is None and other is not None:
             told.append(words("cmp_other", series=quoted(other.label), step=other.beyond, gap=gap(other)))
-    if first is not None and first.label != result.label and result.step is not None:
+    if first is not None and first.step is not None and result.course in ("parts", "identical") and first is not result:
         told.append(words("cmp_first", series=quoted(first.label), step=first.step))
     if result.rounded and result.course != "never_identical":
         told.append(words("cmp_rounded"))
@@ -89,7 +89,7 @@ def unknown(words: Words, differ: Changes) -> str:
     if not differ.unknown:
         return ""
     between = "、" if words.language == "zh" else ", "
-    return words("cmp_unknown", what=between.join(words(f"cmp_kind_{kind}") for kind in differ.unknown))
+    return words("cmp_unknown", what=between.join(words(f"cmp_unknown_{kind}") for kind in differ.unknown))
 
 
 def _list(parts: Iterable[str]) -> str:
