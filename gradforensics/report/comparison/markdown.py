@@ -74,4 +74,9 @@ def _code(text: str) -> str:
 def _plain(text: str) -> str:
     """A sentence: what stems from the runs as code, the rest as plain text."""
     parts = re.split("[{}{}]".format(*told.QUOTES), " ".join(printable(text).split()))
-    return "".join(_code(part) if i % 2 else _RISKY.sub(r"\\\1", part) for i, part in enumerate(parts))
+    return "".join(code(part, _LONGEST) if i % 2 else _spaced(part) for i, part in enumerate(parts))
+
+
+def _spaced(part: str) -> str:
+    """A piece of a sentence as prose, with the blanks that part it from its neighbours."""
+    return f"{' ' * part.startswith(' ')}{prose(part)}{' ' * part.endswith(' ')}" if part.strip() else part
