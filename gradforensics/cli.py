@@ -83,11 +83,11 @@ def analyze(
     from gradforensics.diagnosis.causes import diagnose
     from gradforensics.diagnosis.ignoring import ignoring
     from gradforensics.diagnosis.rules import load_rules
+    from gradforensics.evidence import excerpts
     from gradforensics.evidence.gather import gather
     from gradforensics.ignore_file import read_ignores
     from gradforensics.report import FORMATS
-    from gradforensics.report.build import build
-    from gradforensics.report.provenance import provenance
+    from gradforensics.report.build import build, places
     from gradforensics.report.targets import targets
     from gradforensics.report.terminal import render
 
@@ -118,8 +118,8 @@ def analyze(
     diagnoses = ignoring(diagnoses, ignores)
     read = [*found, *known]
     sources = list({(s.path, s.sha256): s for evidence in read for s in evidence.sources}.values())
-    made = provenance(context.obj or (), options=again(context, ("output", "outputs", "force")))
-    report = build(diagnoses, sources, language=lang, made=made)  # type: ignore[arg-type]  # a click.Choice
+    lines = {at: line for d in diagnoses for at, line in excerpts.read(d.evidence, places(d)).items()}
+    report = build(diagnoses, sources, language=lang, lines=lines)  # type: ignore[arg-type]  # a click.Choice
     rendered = [(target.path, FORMATS[target.format](report)) for target in chosen]
     deliver(rendered, partial(render, report), force=force)
     return report.exit_code

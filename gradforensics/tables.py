@@ -27,6 +27,8 @@ from gradforensics.schemas import SERIES_SCHEMA as SERIES_SCHEMA  # noqa: PLC041
 from gradforensics.schemas import TABLES as TABLES  # noqa: PLC0414
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gradforensics.experiments import Replay
 
 T = TypeVar("T")
@@ -233,6 +235,7 @@ class Evidence:
 
     path: how the user can name its folder on a command line, "" where that is not known. baseline: the healthy run to
     compare with, None where there is none: that of --baseline or, where `baseline_is_sibling`, one of this analysis.
+    files: where the sources lie that are files of their own and not compressed, by name.
     """
 
     name: str
@@ -248,6 +251,7 @@ class Evidence:
     path: str = ""
     baseline: Evidence | None = field(default=None, repr=False)
     baseline_is_sibling: bool = False
+    files: dict[str, Path] = field(default_factory=dict, repr=False, compare=False)
     _cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     # -- series ------------------------------------------------------------------------------------------------------

@@ -224,6 +224,7 @@ class _Index:
     def __init__(self, part: Looked) -> None:
         self._part = part
         self._places = {name: place for place, name in enumerate(part.sources)}
+        self._files = {f.name: f.path for f in part.root.files if f.opener is None and not f.gzipped}
         self._notices: dict[str, list[tuple[int, Notice]]] = {}
         for place, notice in enumerate(part.notices):
             self._notices.setdefault(notice.source, []).append((place, notice))
@@ -232,6 +233,10 @@ class _Index:
         """The sources of these names in the order of reading, each with the reason why it belongs to the run."""
         ordered = sorted((name for name in names_ if name in self._places), key=self._places.__getitem__)
         return [_explained(self._part.sources[name], found.reasons.get(name, "")) for name in ordered]
+
+    def files(self, sources: Iterable[Source]) -> dict[str, Path]:
+        """Where those of the sources lie that are files of their own and not compressed, by name."""
+        return {s.path: self._files[s.path] for s in sources if s.path in self._files}
 
     def notices(self, names_: Iterable[str]) -> list[Notice]:
         """The notices on these files, in the order in which they came up."""
@@ -251,6 +256,7 @@ def _evidence(
 ) -> Evidence:
     evidence = Evidence(found.name)
     evidence.sources = index.sources(share, found)
+    evidence.files = index.files(evidence.sources)
     evidence.notices = index.notices(share)
     pieces = sorted(found.pieces, key=lambda p: -len(p.folder.parts))  # the nearest configuration speaks first
     stated = [_dated(p) for p in pieces if p.reading.settings is not None]

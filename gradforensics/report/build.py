@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TypeAlias, cast
 
 from gradforensics import experiment_rows
@@ -11,17 +12,16 @@ from gradforensics.diagnosis import needs
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.diagnosis.frameworks import framework_of
 from gradforensics.diagnosis.judge import Verdict
-from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, LookAlike, Rule, Severity
+from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, LookAlike, Sign
 from gradforensics.diagnosis.setting_differences import differences
-from gradforensics.diagnosis.two_runs.contrast import contrast
+from gradforensics.diagnosis.vocabulary import Hit
 from gradforensics.languages import LANGUAGES, NOTHING, Language, Text, both
 from gradforensics.report.bracket import bracket
 from gradforensics.report.charts import zooms
 from gradforensics.report.checkpoints import checkpoints
 from gradforensics.report.comparison.overlay import overlay
 from gradforensics.report.data_rows import data_rows
-from gradforensics.report.drain import drain
-from gradforensics.report.heatmaps import checkpoint_grid, logged_grid
+from gradforensics.report.marked import spans, window
 from gradforensics.report.model import (
     TOOL,
     Compared,
@@ -35,15 +35,20 @@ from gradforensics.report.model import (
     SeriesRow,
     VerdictRow,
 )
-from gradforensics.report.overview import WHOLE, by_weight, sparkline
-from gradforensics.report.provenance import Provenance
-from gradforensics.report.replays import by_replay_alone, replayed_steps, replays, verified_fixes
-from gradforensics.report.timeline import TIMELINE_POINTS, timeline
+from gradforensics.report.replays import ReplayRow, by_replay_alone, replayed_steps, replays, verified_fixes
 from gradforensics.tables import Evidence, SeriesFrame, Source
 
-Excerpts: TypeAlias = Mapping[tuple[str, int | None], str]
+Place: TypeAlias = tuple[str, int]
+_HITS = 24  # hits of a finding whose lines are quoted
+_EXCERPT = 600  # characters of a line that are quoted
 _BASELINES = 3  # runs that are offered for comparison
 _MANY_RUNS = 6  # from here on the charts get fewer points, so that the file stays small
+
+
+def places(diagnosis: Diagnosis) -> list[Place]:
+    """The lines of the evidence that the report on a run quotes: those of the hits of its findings."""
+    hits = (h for v in _weighed(diagnosis) for h in [h for one in v.holdings for h in one.hits][:_HITS])
+    return list(dict.fromkeys((h.source, h.line) for h in hits if h.source and h.line))
 
 
 def build(
@@ -51,12 +56,14 @@ def build(
     sources: Sequence[Source],
     *,
     language: Language = "en",
-    made: Provenance | None = None,
+    lines: Mapping[Place, str] = MappingProxyType({}),
 ) -> Report:
-    """Turn diagnoses into the model that every format is rendered from; language: the one that a reader sees first."""
+    """Turn diagnoses into the model that every format is rendered from.
+
+    language: the one that a reader sees first; lines: the text of those `places` of the evidence that could be read.
+    """
     points = TIMELINE_POINTS if len(diagnoses) < _MANY_RUNS else TIMELINE_POINTS // 4
-    whole = {id(d) for d in by_weight(diagnoses)[:WHOLE]}
-    runs = [_run(d, points, whole=id(d) in whole) for d in diagnoses]
+    runs = [_run(d, points, lines) for d in diagnoses]
     runs = [replace(run, baselines=_baselines(run, runs)) for run in runs]
     return Report(TOOL, language, tuple(runs), tuple(sources), made)
 
@@ -80,24 +87,16 @@ def _baselines(run: RunReport, runs: Sequence[RunReport]) -> tuple[str, ...]:
     return tuple(name for *_, name in sorted(found)[:_BASELINES])
 
 
-def _run(diagnosis: Diagnosis, points: int, *, whole: bool) -> RunReport:
-    """The report on one run; without its charts where a page of many runs does not show the whole of it."""
+def _run(diagnosis: Diagnosis, points: int, lines: Mapping[Place, str]) -> RunReport:
     evidence = diagnosis.evidence
     titles = {v.rule.id: _title(v) for v in diagnosis.verdicts}
     told = replays(evidence)
-    excerpts: Excerpts = {
-        **{(e.source, e.line): e.text for e in evidence.events or [] if e.line is not None},
-        **{(one.source or "", one.line): one.told for replay in told for one in replay.results},
-    }
+    quotes = _Quotes(evidence, told, lines)
     weighed = _weighed(diagnosis)
     fixes = verified_fixes(diagnosis)
     onset = None if diagnosis.primary is None else diagnosis.primary.onset
     rows = {
-        v.rule.id: replace(
-            _verdict(v, evidence, onset, titles, excerpts),
-            verified=fixes.get(v.rule.id, ()),
-            charts=zooms(evidence, v) if whole and v.outcome == "fired" else (),
-        )
+        v.rule.id: replace(_verdict(v, evidence, onset, titles, quotes), verified=fixes.get(v.rule.id, ()))
         for v in diagnosis.verdicts
     }
     primary = None if diagnosis.primary is None else rows[diagnosis.primary.rule.id]
@@ -188,7 +187,7 @@ def _verdict(
     evidence: Evidence,
     step: int | None,
     titles: Mapping[str, Text],
-    excerpts: Excerpts,
+    quotes: _Quotes,
 ) -> VerdictRow:
     rule, fired = verdict.rule, verdict.outcome == "fired"
     texts = {language: verdict.texts(language) for language in LANGUAGES}
@@ -196,24 +195,8 @@ def _verdict(
     def look_alikes(those: Sequence[LookAlike]) -> tuple[LookAlikeRow, ...]:
         return tuple(LookAlikeRow(one.case, titles.get(one.case, NOTHING), one.tell) for one in those)
 
-    hits = tuple(
-        HitRow(
-            sign=holding.sign.name,
-            strength=holding.sign.strength,
-            series=h.series,
-            tag=h.tag,
-            step=h.step,
-            after=h.after,
-            value=h.value,
-            source=h.source,
-            line=h.line,
-            tensor=h.tensor,
-            facts=dict(h.facts),
-            excerpt=excerpts.get((h.source or "", h.line), ""),
-        )
-        for holding in verdict.holdings
-        for h in holding.hits
-    )
+    looked_at, by_eye = _other_look_alikes(verdict)
+    hits = tuple(quotes.row(holding.sign, hit) for holding in verdict.holdings for hit in holding.hits)
     return VerdictRow(
         rule=rule.id,
         slug=rule.slug,
@@ -238,9 +221,59 @@ def _verdict(
         missing=tuple(Gap(m, _advice(m, evidence, step)) for m in verdict.missing),
         judged_signs=verdict.judged_signs,
         testable=bool(rule.signs),
+        excluded=look_alikes(looked_at),
+        by_eye=look_alikes(by_eye),
         replayed=replayed_steps(verdict, evidence),
         by_replay_alone=by_replay_alone(verdict),
     )
+
+
+def _other_look_alikes(verdict: Verdict) -> tuple[list[LookAlike], list[LookAlike]]:
+    """Of a fired verdict, the look-alikes that a test excluded, and those that no test knows of."""
+    holding = {one.sign.name for one in verdict.holdings}
+    told = (*verdict.refuted_by, *verdict.not_excluded)
+    concerned = [
+        one
+        for one in verdict.rule.look_alikes
+        if one not in told and (not one.signs or holding.intersection(one.signs))
+    ]
+    if not holding:
+        return [], []
+    return [one for one in concerned if one.unless is not None], [one for one in concerned if one.unless is None]
+
+
+class _Quotes:
+    """The lines of the evidence that hits name: of events and replays as they were read, others as `lines` has them."""
+
+    def __init__(self, evidence: Evidence, told: Sequence[ReplayRow], lines: Mapping[Place, str]) -> None:
+        self._events = {(e.source, e.line): e for e in evidence.events or [] if e.line is not None}
+        self._replays = {(one.source, one.line): one.told for replay in told for one in replay.results}
+        self._lines = lines
+
+    def row(self, sign: Sign, hit: Hit) -> HitRow:
+        """A hit with what its line says."""
+        place = (hit.source or "", hit.line or 0)
+        event = self._events.get(place)
+        text = self._replays.get(place) or (event.text if event else self._lines.get(place, ""))
+        names = tuple(filter(None, (hit.tag, hit.series)))
+        text = window(text, spans(text, hit.value, names, hit.facts), _EXCERPT)
+        return HitRow(
+            sign=sign.name,
+            strength=sign.strength,
+            series=hit.series,
+            tag=hit.tag,
+            step=hit.step,
+            after=hit.after,
+            value=hit.value,
+            source=hit.source,
+            line=hit.line,
+            tensor=hit.tensor,
+            facts=dict(hit.facts),
+            excerpt=text,
+            marked=tuple(spans(text, hit.value, names, hit.facts)),
+            rank=event.rank if event else None,
+            host=event.host if event else None,
+        )
 
 
 def _title(verdict: Verdict) -> Text:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from gradforensics import __version__
@@ -17,7 +19,7 @@ from gradforensics.report.bracket import Bracket
 from gradforensics.report.charts import Chart, Line
 from gradforensics.report.checkpoints import Checkpoints
 from gradforensics.report.data_rows import DataRow
-from gradforensics.report.provenance import Provenance
+from gradforensics.report.need_words import need_in_words
 from gradforensics.report.replays import ReplayRow, ResultRow
 from gradforensics.tables import Ending, Event, Notice, Source
 from gradforensics.tables import Fact as Circumstance
@@ -27,7 +29,11 @@ TOOL = f"gradforensics {__version__}"
 
 @dataclass(frozen=True, slots=True)
 class HitRow:
-    """One hit with the sign that it belongs to; `excerpt` is the log line where the record holds it."""
+    """One hit with the sign that it belongs to.
+
+    excerpt: the log line where the record holds it or it could be read again, or its part around what is marked;
+    marked: the parts (start, end) of the excerpt that hold the value or the facts; rank, host: who wrote the line.
+    """
 
     sign: str
     strength: Strength
@@ -41,6 +47,18 @@ class HitRow:
     tensor: str | None
     facts: Mapping[str, Fact]
     excerpt: str = ""
+    marked: tuple[tuple[int, int], ...] = ()
+    rank: int | None = None
+    host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignRow:
+    """A sign that holds, with its hits."""
+
+    name: str
+    strength: Strength
+    hits: tuple[HitRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +77,19 @@ class Gap:
     need: str
     advice: Text
 
+    @property
+    def told(self) -> Text:
+        """The need in words."""
+        return need_in_words(self.need)
+
 
 @dataclass(frozen=True)
 class VerdictRow:
     """One rule's verdict with its texts.
 
     what, fix and verify are empty unless the rule fired. testable: whether this version has a test for the rule.
+    refuted_by: look-alikes whose tell holds; excluded: those whose tell was tested and does not hold; not_excluded:
+    those whose tell could not be tested; by_eye: those whose tell is for the reader, no test of this version knows it.
     verified: what a replay changed to make the failure go away; replayed: the steps whose replay judged signs of it;
     by_replay_alone: whether nothing else did. ignored: the reason in the user's ignore file, empty where it counts.
     """
@@ -92,11 +117,27 @@ class VerdictRow:
     missing: tuple[Gap, ...]
     judged_signs: tuple[str, ...]
     testable: bool
+    excluded: tuple[LookAlikeRow, ...] = ()
+    by_eye: tuple[LookAlikeRow, ...] = ()
     verified: tuple[ResultRow, ...] = ()
     replayed: tuple[int, ...] = ()
     by_replay_alone: bool = False
     ignored: str = ""
     charts: tuple[Chart, ...] = field(default=(), compare=False)
+
+    @property
+    def signs(self) -> tuple[SignRow, ...]:
+        """The signs that hold, the weightiest first, each with its hits."""
+        return tuple(
+            SignRow(name, hits[0].strength, hits)
+            for name, hits in ((key, tuple(group)) for key, group in groupby(self.hits, key=attrgetter("sign")))
+        )
+
+    @property
+    def quiet(self) -> tuple[str, ...]:
+        """The signs that looked and found nothing."""
+        holding = {hit.sign for hit in self.hits}
+        return tuple(name for name in self.judged_signs if name not in holding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +257,18 @@ class RunReport:
         return tuple(v for v in self.findings if v.alarm)
 
     @property
-    def ignored(self) -> tuple[VerdictRow, ...]:
-        """The findings that the user's ignore file silences."""
-        return tuple(v for v in self.findings if v.ignored)
+    def suspicions(self) -> tuple[VerdictRow, ...]:
+        """The findings that would be alarms if they were more than suspected."""
+        return tuple(v for v in self.findings if not v.alarm and v.severity in ("S1", "S2"))
 
     @property
-    def weaker(self) -> tuple[VerdictRow, ...]:
-        """The findings below alarm level that are not ignored."""
-        return tuple(v for v in self.findings if not v.alarm and not v.ignored)
+    def broke_off(self) -> bool:
+        """Whether the run did not come to its end, as far as the record says."""
+        return self.ending.kind not in ("completed", "unknown")
+
+    def resembling(self, rule: str) -> tuple[tuple[VerdictRow, LookAlikeRow], ...]:
+        """The cases whose signs hold, too, and which one of these look-alikes refutes: that is `rule`."""
+        return tuple((v, one) for v in self.having("clear") for one in v.refuted_by if one.case == rule)
 
     def having(self, outcome: Outcome) -> tuple[VerdictRow, ...]:
         """The verdicts with this outcome."""
