@@ -14,7 +14,7 @@ from markupsafe import Markup
 from gradforensics.languages import Language, Text
 from gradforensics.report import palette
 from gradforensics.report.bracket_pieces import BracketPieces
-from gradforensics.report.catalogue_pieces import CataloguePieces
+from gradforensics.report.chain_svg import ChainDrawing
 from gradforensics.report.charts import Chart
 from gradforensics.report.checkpoint_pieces import CheckpointPieces
 from gradforensics.report.comparison.pieces import ContrastPieces
@@ -26,13 +26,15 @@ from gradforensics.report.overview_pieces import OverviewPieces
 from gradforensics.report.pieces import Pieces
 from gradforensics.report.rank_pieces import RankPieces
 from gradforensics.report.replay_pieces import ReplayPieces
+from gradforensics.report.screen_pieces import ScreenPieces
+from gradforensics.report.sections import sections
 from gradforensics.report.words import Words, ordered_chain, shorten
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
 # joined in this order; page.css and page.js come last and may rely on the others
-_STYLES = ("charts.css", "comparison.css", "page.css", "print.css")
+_STYLES = ("charts.css", "chain.css", "findings.css", "page.css", "print.css")
 _SCRIPTS = ("charts.js", "page.js")
 
 
@@ -111,13 +113,15 @@ def render(report: Report) -> str:
             report=report,
             w=words,
             p=Pieces(words),
+            s=ScreenPieces(words),
             c=CheckpointPieces(words),
             b=BracketPieces(words),
             r=ReplayPieces(words),
             d=DataPieces(words),
             k=ContrastPieces(words),
             draw=draw,
-            tools=figures.tools(),
+            chain=lambda run, anchor: ChainDrawing(words, run, anchor).svg(),
+            sections=sections,
             ordered_chain=ordered_chain,
             title=shorten(_title(report, plain), 200),
             **frame(report.language),

@@ -22,10 +22,12 @@ def visible(value: Any) -> Any:
 
 
 def tag(name: str, *children: object, kind: str = "", **attributes: object) -> Markup:
-    """An element with escaped children and attributes; `kind` is its class."""
+    """An element with escaped children and attributes; `kind` is its class, `font_size` the attribute font-size."""
     given = {"class": kind, **attributes} if kind else attributes
     opening = "".join(
-        f' {key.rstrip("_")}="{escape(visible(value))}"' for key, value in given.items() if value is not None
+        f' {key.rstrip("_").replace("_", "-")}="{escape(visible(value))}"'
+        for key, value in given.items()
+        if value is not None
     )
     inner = "".join(escape(visible(c)) for c in children)
     return Markup(f"<{name}{opening}>{inner}</{name}>")  # noqa: S704  # both parts are escaped just above
@@ -44,6 +46,11 @@ def joined(parts: Iterable[object], between: str = " ") -> Markup:
 def where(source: str | None, line: int | None) -> Markup:
     """`source:line` as code; empty where no source is known."""
     return tag("code", shorten(place(source, line), 160), kind="where") if source else Markup("")
+
+
+def evidence(text: str) -> Markup:
+    """A name out of the tool's own vocabulary or out of the evidence, which no language translates."""
+    return tag("code", text, kind="name")
 
 
 def chip(text: object, kind: str = "") -> Markup:
@@ -110,9 +117,9 @@ class PageWords:
         """The verdict on a run in one sentence, with its strength in words."""
         return self.of(lambda words: words.headline(run))
 
-    def weaker(self, run: RunReport) -> Markup:
-        """What to add where there is no alarm."""
-        return self.of(lambda words: words.weaker(run))
+    def clear_means(self, run: RunReport) -> Markup:
+        """How many rules were judged, and what "clear" means."""
+        return self.of(lambda words: words.clear_means(run))
 
     def steps(self, run: RunReport) -> Markup:
         """The steps that the record covers."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from markupsafe import Markup
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from markupsafe import Markup, escape
 
 from gradforensics.report.markup import Tables, cell, chip, joined, soft, tag, where
-from gradforensics.report.model import HitRow, Report, RunReport, VerdictRow
-from gradforensics.report.words import is_command, number, shorten
+from gradforensics.report.model import Report, RunReport, VerdictRow
+from gradforensics.report.need_words import needs_in_words
+from gradforensics.report.words import number, shorten
+from gradforensics.tables import Source
 
 # How many rows of each kind a page shows; the JSON report has them all.
-HITS, SERIES = 12, 100
+NOTICES, SOURCES, SETTINGS, SERIES, RUNS, EVENTS = 100, 300, 300, 100, 200, 200
+_HELPED = 8  # rules that a line of advice names
 
 
 class Pieces(Tables):
@@ -17,101 +24,21 @@ class Pieces(Tables):
 
     # -- small ones ----------------------------------------------------------------------------------------------------
 
-    def chips(self, verdict: VerdictRow) -> Markup:
-        """Severity and strength, and whether it is ignored."""
-        strength = verdict.strength or "suspect"
-        return joined(
-            [
-                chip(self.words(verdict.severity or "S4"), "alarm" if verdict.alarm else "weak"),
-                chip(self.words(strength), strength),
-                *([chip(self.words("ignored"), "weak")] if verdict.ignored else []),
-            ]
-        )
-
-    def ending(self, run: RunReport) -> Markup:
-        """How the run ended, with the line that shows it."""
-        told = [joined([self.words(run.ending.kind), ":" if run.ending.text else ""], "")]
-        quoted = tag("q", shorten(run.ending.text, 300)) if run.ending.text else ""
-        return joined([p for p in (*told, quoted, where(run.ending.source, run.ending.line)) if p])
-
-    def verify(self, verdict: VerdictRow) -> Markup:
-        """How to verify: a command to copy, or prose."""
-        verify = self.words.text(verdict.verify)
-        return tag("pre", tag("code", verify)) if is_command(verdict.verify.en) else tag("p", verify)
-
     def advice(self, run: RunReport, most: int) -> Markup:
         """What to log next time and which rules it would help to judge."""
         items = [
-            tag("li", self.words.text(line), " ", soft(self.words("would_judge"), " ", ", ".join(rules)))
+            tag("li", self.words.text(line), " ", soft(self.words("would_judge"), " ", self._named(rules)))
             for line, rules in run.advice()[:most]
         ]
         return tag("ul", *items, kind="advice")
 
-    def node(self, run: RunReport, rule: str, anchor: str) -> Markup:
-        """One case of the chain, linked to its finding."""
-        verdict = run.verdict(rule)
-        slug = verdict.slug if verdict else ""
-        step = soft(self.words("step_n", n=verdict.onset)) if verdict and verdict.onset is not None else ""
-        return tag("a", tag("b", rule), f" {slug} ", step, kind="node", href=f"#{anchor}-{rule}")
-
-    def look_alikes(self, verdict: VerdictRow) -> Markup:
-        """The look-alikes of a finding, refuted or not excluded."""
-        those = [(one, "refuted") for one in verdict.refuted_by] + [
-            (one, "not_excluded") for one in verdict.not_excluded
-        ]
-        text = self.words.text
-        items = [
-            tag(
-                "li",
-                joined([chip(self.words(state), state), tag("b", one.case), text(one.title), soft(text(one.tell))]),
-            )
-            for one, state in those
-        ]
-        return tag("ul", *items, kind="plain")
+    def _named(self, rules: Sequence[str]) -> Markup:
+        """Rules by their numbers, many of them cut short."""
+        first = ", ".join(rules[:_HELPED])
+        rest = len(rules) - _HELPED
+        return joined([first, self.words("and_more", n=rest)]) if rest > 0 else escape(first)
 
     # -- tables --------------------------------------------------------------------------------------------------------
-
-    def hits(self, verdict: VerdictRow) -> Markup:
-        """The evidence of a finding."""
-        rows: list[Markup] = []
-        before = None
-        for hit in verdict.hits[:HITS]:
-            rows += self._hit(hit, opens=hit.sign != before, first=before is None)
-            before = hit.sign
-        table = self.table(("sign", "series", "step_head", "value", "where"), rows, numeric=(2, 3))
-        return table + self.cut(len(verdict.hits), HITS, "more_hits")
-
-    def _hit(self, hit: HitRow, *, opens: bool, first: bool) -> list[Markup]:
-        named = joined([tag("b", hit.sign.replace("_", " ")), soft(self.words(hit.strength))]) if opens else ""
-        read = [shorten(hit.series or hit.tensor or "", 200)] + (
-            [soft(hit.tag)] if hit.tag and hit.tag != hit.series else []
-        )
-        cells = [
-            tag("td", named),
-            tag("td", joined(read), kind="named"),
-            cell(number(hit.step)),
-            cell(number(hit.value)),
-            tag("td", where(hit.source, hit.line)),
-        ]
-        rows = [tag("tr", *cells, kind="opens" if opens and not first else "")]
-        facts = (
-            [(k.replace("_", " "), shorten(number(v), 80)) for k, v in hit.facts.items() if v is not None]
-            if opens
-            else []
-        )
-        if facts:
-            told = joined(tag("span", f"{name} ", tag("b", value), kind="fact") for name, value in facts)
-            rows.append(tag("tr", tag("td"), tag("td", told, colspan=4), kind="more"))
-        if hit.excerpt:
-            rows.append(
-                tag(
-                    "tr",
-                    tag("td"),
-                    tag("td", tag("pre", shorten(hit.excerpt, 600), kind="excerpt"), colspan=4),
-                    kind="more",
-                )
-            )
-        return rows
 
     def series(self, run: RunReport) -> Markup:
         """Every logged series."""
@@ -157,3 +84,92 @@ class Pieces(Tables):
         return self.words.of(
             lambda words: words("pair", checkpoint=pair.checkpoint, rules=rules, advice=pair.advice.in_(words.language))
         )
+
+    def differences(self, run: RunReport) -> Markup:
+        """The settings in which this run and the one of --baseline differ."""
+        found = run.compared.differences if run.compared else ()
+        rows = [
+            tag("tr", *(tag("td", tag("code", shorten(str(v), 80))) for v in (one.key, one.here, one.there)))
+            for one in found[:SETTINGS]
+        ]
+        return self.table(("key", "here", "there"), rows) + self.cut(len(found), SETTINGS)
+
+    # -- the catalogue -------------------------------------------------------------------------------------------------
+
+    def matrix(self, run: RunReport, anchor: str) -> Markup:
+        """One cell per rule, grouped by family in the order of the catalogue."""
+        families: dict[str, list[Markup]] = {}
+        for v in run.verdicts:
+            state = ("alarm" if v.alarm else "weak") if v.outcome == "fired" else v.outcome
+            told = self.words(v.strength or (v.outcome if v.testable or v.outcome != "not_judged" else "no_test_short"))
+            link = tag("a", tag("b", v.rule), " ", tag("i", told), " ", tag("span", v.slug), href=f"#{anchor}-{v.rule}")
+            families.setdefault(v.family, []).append(tag("li", link, kind=f"cell {state}"))
+        rows = [
+            tag("div", tag("h4", name.replace("-", " ").capitalize()), tag("ul", *cells), kind="family")
+            for name, cells in families.items()
+        ]
+        return tag("div", *rows, kind="matrix")
+
+    def clear(self, run: RunReport, anchor: str) -> Markup:
+        """The rules judged clear: which tests looked, which look-alike refuted the rest."""
+
+        def row(v: VerdictRow) -> Markup:
+            refuted = [
+                joined(
+                    [
+                        Markup("<br>"),
+                        chip(joined([self.words("refuted_by"), one.case]), "refuted"),
+                        soft(self.words.text(one.tell)),
+                    ]
+                )
+                for one in v.refuted_by
+            ]
+            signs = ", ".join(v.judged_signs).replace("_", " ")
+            looked = [joined([self.words("judged_by"), ": ", tag("code", signs)], "")] if signs else []
+            at = "clear_at" if v.by_replay_alone else "clean_at"
+            looked += [self.words(at, steps=_listed(v.replayed))] if v.replayed else []
+            needs = self.words.text(needs_in_words(g.need for g in v.missing))
+            lacked = [joined([self.words("also_missing"), ": ", needs], "")] if needs else []
+            return self._row(
+                v,
+                anchor,
+                tag("td", self.words.text(v.title), *refuted),
+                tag("td", joined(looked + lacked, Markup("<br>")), kind="soft"),
+            )
+
+        return self.table(("", "", ""), map(row, run.having("clear")))
+
+    def blind(self, run: RunReport, anchor: str) -> Markup:
+        """The rules not judged: what was missing and how to have it next time."""
+
+        def row(v: VerdictRow) -> Markup:
+            if not v.testable:
+                return self._row(
+                    v,
+                    anchor,
+                    tag("td", self.words.text(v.title)),
+                    tag("td", self.words("no_test"), colspan=2),
+                    kind="soft",
+                )
+            needs = joined((self.words.text(g.told) for g in v.missing), Markup("<br>"))
+            if v.replayed:
+                found = self.words("clean_at", steps=_listed(v.replayed))
+                needs = joined([p for p in (needs, soft(found)) if p], Markup("<br>"))
+            advice = joined(self.words.text(one) for one in dict.fromkeys(g.advice for g in v.missing if g.advice.en))
+            title = self.words.text(v.title)
+            return self._row(v, anchor, tag("td", title), tag("td", needs), tag("td", advice))
+
+        blind = sorted(run.having("not_judged"), key=lambda v: not v.testable)
+        return self.table(("rule", "title", "missing", "advice"), map(row, blind))
+
+    def _row(self, verdict: VerdictRow, anchor: str, *cells: Markup, kind: str = "") -> Markup:
+        return tag("tr", tag("td", tag("b", verdict.rule)), *cells, kind=kind, id=f"{anchor}-{verdict.rule}")
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps[:8])) + (", …" if len(steps) > 8 else "")
+
+
+def _as_written(value: Any) -> str:
+    """A setting as its file might write it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -133,12 +133,21 @@ class Words:
         clear, blind = len(run.having("clear")), len(run.having("not_judged"))
         if not clear and not run.findings:
             return self("nothing_judged", rules=self.count("rules", len(run.verdicts)))
+        suspicions = run.suspicions
+        if suspicions:
+            title = self.sentence(suspicions[0].title.in_(self.language))
+            key = "suspicion" if len(suspicions) > 1 else "suspicion_one"
+            return self(key, n=len(suspicions), title=title)
+        if run.broke_off:
+            return self("unexplained", ended=self(f"but_{run.ending.kind}"))
+        if run.findings:
+            return self("noted", title=self.sentence(run.findings[0].title.in_(self.language)))
         return self("healthy", clear=self.count("rules", clear), not_judged=blind)
 
-    def weaker(self, run: RunReport) -> str:
-        """What to add where there is no alarm: findings below alarm level or ignored, how many rules have no test."""
-        told = [self("weaker", findings=self.count("findings_n", len(run.weaker)))] if run.weaker else []
-        told += [self.sentence(self.count("ignored_n", len(run.ignored)))] if run.ignored else []
+    def clear_means(self, run: RunReport) -> str:
+        """How many rules were judged, and what "clear" means."""
+        counts = {"clear": self.count("rules", len(run.having("clear"))), "blind": len(run.having("not_judged"))}
+        told = [self("clear_means", open=self("still_open"), **counts)]
         untested = sum(not v.testable for v in run.having("not_judged"))
         if untested:
             told.append(self.sentence(self.count("untested", untested)))

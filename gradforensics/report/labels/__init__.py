@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradforensics.report.labels import checkpoints, comparison, data, page, replay
+from gradforensics.report.labels import checkpoints, data, needs, page, replay, screen
 
 SECTIONS: tuple[Mapping[str, tuple[str, str]], ...] = (
     page.LABELS,
+    screen.LABELS,
+    needs.LABELS,
     checkpoints.LABELS,
     replay.LABELS,
     data.LABELS,
-    comparison.LABELS,
 )
 """A key belongs to one section only."""
 LABELS: Mapping[str, tuple[str, str]] = {key: label for section in SECTIONS for key, label in section.items()}

@@ -28,10 +28,6 @@ LABELS: Mapping[str, tuple[str, str]] = {
         "No verdict: none of the {rules} could be judged on this evidence.",
         "无结论：{rules}均无法依据现有证据判定。",
     ),
-    "weaker": (
-        "{findings} below alarm level: see the findings.",
-        "{findings}低于警报级别，见“发现”。",
-    ),
     "rules": ("{n} rules", "{n} 条规则"),
     "rules_one": ("1 rule", "1 条规则"),
     "findings_n": ("{n} findings", "{n} 项发现"),

@@ -1,0 +1,110 @@
+"""The pieces of a finding: its signs with the lines that show them, its look-alikes, how to verify it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from markupsafe import Markup
+
+from gradforensics.diagnosis.vocabulary import Fact
+from gradforensics.report.markup import Tables, chip, evidence, joined, soft, tag, where
+from gradforensics.report.model import HitRow, LookAlikeRow, SignRow, VerdictRow
+from gradforensics.report.words import is_command, number, shorten
+
+HITS, HITS_OF_SEVERAL = 12, 4
+"""Hits that a page shows of the only sign, and of each of several; the JSON report has them all."""
+_STATES = ("refuted_by", "not_excluded", "excluded", "by_eye")
+
+
+class FindingPieces(Tables):
+    """Builds the pieces of the findings of one page."""
+
+    def chips(self, verdict: VerdictRow) -> Markup:
+        """Severity and strength. Of what is only suspected the severity is that which it would have."""
+        strength = verdict.strength or "suspect"
+        severity = self.words(verdict.severity or "S4")
+        if strength == "suspect":
+            severity = joined([self.words("if_so"), severity], "")
+        return joined([chip(severity, "alarm" if verdict.alarm else "weak"), chip(self.words(strength), strength)])
+
+    def verify(self, verdict: VerdictRow) -> Markup:
+        """How to verify: a command to copy, or prose."""
+        verify = self.words.text(verdict.verify)
+        return tag("pre", tag("code", verify), kind="command") if is_command(verdict.verify.en) else tag("p", verify)
+
+    # -- evidence ------------------------------------------------------------------------------------------------------
+
+    def evidence(self, verdict: VerdictRow) -> Markup:
+        """The signs of a finding, each with its facts and with the places that show it."""
+        signs = verdict.signs
+        most = HITS if len(signs) == 1 else HITS_OF_SEVERAL
+        return Markup("").join(self._sign(sign, most) for sign in signs)
+
+    def _sign(self, sign: SignRow, most: int) -> Markup:
+        name = tag("h4", evidence(sign.name.replace("_", " ")), " ", chip(self.words(sign.strength), sign.strength))
+        hits = tag("ul", *(tag("li", self._hit(hit)) for hit in sign.hits[:most]), kind="plain hits")
+        return tag("div", name, _facts(sign.hits[0]), hits, self.cut(len(sign.hits), most, "more_hits"), kind="sign")
+
+    def _hit(self, hit: HitRow) -> Markup:
+        quoted = tag("pre", marked(hit), kind="excerpt") if hit.excerpt else ""
+        return joined([self.place(hit), quoted], "")
+
+    def place(self, hit: HitRow) -> Markup:
+        """What a hit shows and where, in one line: series, value, step, rank, host, file and line."""
+        read = [tag("code", shorten(hit.series or hit.tensor or "", 120))] if hit.series or hit.tensor else []
+        read += [soft(tag("code", hit.tag))] if hit.tag and hit.tag != hit.series else []
+        read += [tag("b", number(hit.value), kind="value", translate="no")] if hit.value is not None else []
+        read += [self.words("step_n", n=hit.step)] if hit.step is not None else []
+        read += [self.words("rank_n", n=hit.rank)] if hit.rank is not None else []
+        read += [joined([self.words("host"), tag("code", hit.host)])] if hit.host else []
+        return joined([*read, where(hit.source, hit.line)])
+
+    # -- what looks alike ----------------------------------------------------------------------------------------------
+
+    def look_alikes(self, verdict: VerdictRow) -> Markup:
+        """The look-alikes of a finding: which were refuted, which were not, and what to look at oneself."""
+        return tag(
+            "ul",
+            *(
+                tag("li", chip(self.words(f"look_{state}"), state), " ", self.look_alike(one))
+                for state in _STATES
+                for one in getattr(verdict, state)
+            ),
+            kind="plain look-alikes",
+        )
+
+    def lacked(self, verdict: VerdictRow) -> Markup:
+        """What further signs of the case needed to see, each with how to have it next time."""
+        items = [
+            tag("li", joined([one for one in (self.words.text(g.told), soft(self.words.text(g.advice))) if one]))
+            for g in verdict.missing
+        ]
+        return tag("p", self.words("lacked"), self.words("colon")) + tag("ul", *items)
+
+    def look_alike(self, one: LookAlikeRow) -> Markup:
+        """A case, its title and what tells it apart."""
+        text = self.words.text
+        return joined([tag("b", one.case), text(one.title), soft(text(one.tell))])
+
+
+def marked(hit: HitRow) -> Markup:
+    """The line that a hit names, the value marked."""
+    parts: list[object] = []
+    done = 0
+    for start, end in hit.marked:
+        parts += [hit.excerpt[done:start], tag("mark", hit.excerpt[start:end])]
+        done = end
+    return joined([*parts, hit.excerpt[done:]], "")
+
+
+def _facts(hit: HitRow) -> Markup:
+    """What the check read there, apart from what the quoted line says."""
+    told = [(name, shorten(number(value), 80)) for name, value in _new(hit.facts, hit.excerpt).items()]
+    spans = (tag("span", name.replace("_", " "), " ", tag("b", value), kind="fact") for name, value in told)
+    return tag("p", joined(spans), kind="read", translate="no") if told else Markup("")
+
+
+def _new(facts: Mapping[str, Fact], excerpt: str) -> dict[str, Fact]:
+    return {
+        k: v for k, v in facts.items() if v is not None and not (isinstance(v, str) and len(v) > 40 and v in excerpt)
+    }
