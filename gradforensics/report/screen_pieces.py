@@ -73,7 +73,7 @@ class ScreenPieces(FindingPieces):
             ("look_not_excluded", self._few(against, _LOOK_ALIKES, verdict, anchor)),
             ("false_alarm_if", text(verdict.false_alarms[0]) if verdict.false_alarms else Markup("")),
             ("look_excluded", self._few(excluded, _LOOK_ALIKES, verdict, anchor)),
-            ("not_judged", self._unjudged(run, verdict, anchor)),
+            ("unjudged", self._unjudged(run, verdict, anchor)),
         ]
         return tag("dl", *(tag("div", tag("dt", self.words(key)), tag("dd", told)) for key, told in rows if told))
 

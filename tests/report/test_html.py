@@ -40,7 +40,7 @@ def test_order_of_a_sick_run(report: Report) -> None:
         "Not excluded GF17",
         "False alarm if A warm restart.",
         "Ruled out GF06 Title of GF06 The loss moved.",
-        "not judged 2 of 6 rules",
+        "Not judged 2 of 6 rules",
         "All series",
         "leads to",
         "What of runs/exp-7: from step 120",

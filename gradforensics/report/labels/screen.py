@@ -36,6 +36,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "false_alarm_if": ("False alarm if", "误报情形"),
     "all_of_it": ("{rule}: why, every step of the fix, evidence", "{rule}：原因、全部修复步骤、证据"),
     "times": ("and {n} hits in all", "共 {n} 处"),
+    "unjudged": ("Not judged", "未判定"),
     "signs_lacked": ("further signs lacked: ", "其余迹象缺少："),
     "also": ("Other alarms", "其他警报"),
     "no_good": ("none is known to be good from before the onset", "没有已知正常且早于起始的检查点"),
