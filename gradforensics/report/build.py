@@ -21,7 +21,7 @@ from gradforensics.report.charts import zooms
 from gradforensics.report.checkpoints import checkpoints
 from gradforensics.report.comparison.overlay import overlay
 from gradforensics.report.data_rows import data_rows
-from gradforensics.report.marked import spans, window
+from gradforensics.report.marked import Span, spans, window
 from gradforensics.report.model import (
     TOOL,
     Compared,
@@ -255,8 +255,7 @@ class _Quotes:
         place = (hit.source or "", hit.line or 0)
         event = self._events.get(place)
         text = self._replays.get(place) or (event.text if event else self._lines.get(place, ""))
-        names = tuple(filter(None, (hit.tag, hit.series)))
-        text = window(text, spans(text, hit.value, names, hit.facts), _EXCERPT)
+        text = window(text, _spans(text, hit), _EXCERPT)
         return HitRow(
             sign=sign.name,
             strength=sign.strength,
@@ -270,10 +269,17 @@ class _Quotes:
             tensor=hit.tensor,
             facts=dict(hit.facts),
             excerpt=text,
-            marked=tuple(spans(text, hit.value, names, hit.facts)),
+            marked=tuple(_spans(text, hit)),
             rank=event.rank if event else None,
             host=event.host if event else None,
         )
+
+
+def _spans(text: str, hit: Hit) -> list[Span]:
+    """What to mark in the line of a hit: its value; facts where it has none or, without a step, names a share."""
+    names = tuple(filter(None, (hit.tag, hit.series)))
+    found = spans(text, hit.value, names, hit.facts)
+    return found if found or hit.step is not None else spans(text, None, facts=hit.facts)
 
 
 def _title(verdict: Verdict) -> Text:

@@ -18,7 +18,7 @@ from gradforensics.report.palette import LIGHT
 from gradforensics.report.words import columns, shorten
 
 _WIDTH, _HEIGHT, _AWAY, _BETWEEN, _EDGE = 216, 92, 48, 16, 2
-_LINE, _FONT_SIZE, _COLUMNS = 16, 12, 31
+_LINE, _FONT_SIZE, _COLUMNS = 16, 12, 27
 _PER_ROW = 4  # boxes apart that stand beside each other
 _FONT = "system-ui,'Segoe UI',Roboto,'Noto Sans','Noto Sans CJK SC','PingFang SC','Microsoft YaHei',sans-serif"
 _RED, _WASH, _INK, _SOFT, _TICK, _GREY = (LIGHT[c] for c in ("red", "red-wash", "ink", "soft", "tick", "grey-wash"))

@@ -266,6 +266,11 @@ class RunReport:
         """Whether the run did not come to its end, as far as the record says."""
         return self.ending.kind not in ("completed", "unknown")
 
+    @property
+    def calm(self) -> bool:
+        """Whether something was judged and nothing at all is to be told: no alarm, no suspicion, an end as planned."""
+        return bool(self.having("clear")) and not self.alarms and not self.suspicions and not self.broke_off
+
     def resembling(self, rule: str) -> tuple[tuple[VerdictRow, LookAlikeRow], ...]:
         """The cases whose signs hold, too, and which one of these look-alikes refutes: that is `rule`."""
         return tuple((v, one) for v in self.having("clear") for one in v.refuted_by if one.case == rule)

@@ -23,7 +23,7 @@ class ScreenPieces(FindingPieces):
             return "sick"
         if not run.having("clear") and not run.findings:
             return "blind"
-        return "warm" if run.findings or run.broke_off else "calm"
+        return "calm" if run.calm else "warm"
 
     def ending(self, run: RunReport) -> Markup:
         """How the run ended, with the line that shows it."""

@@ -51,9 +51,7 @@ def _run(pen: Pen, run: RunReport) -> None:
         f"{pen.paint(flat(run.name), 'bold')} ({words.steps(run)}, {words.count('attempts', run.attempts)})"
     )
     if run.primary is None:
-        pen.lines.append(pen.paint(words.headline(run), "green" if run.having("clear") else "yellow"))
-        if run.ignored:
-            pen.lines.append(words.sentence(words.count("ignored_n", len(run.ignored))))
+        pen.lines.append(pen.paint(words.headline(run), "green" if run.calm else "yellow"))
     for verdict in run.findings:
         pen.lines.append(_finding(pen, run, verdict))
     if run.chain:

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from gradforensics.diagnosis.causes import diagnose
+from gradforensics.diagnosis.rules import load_rules
 from gradforensics.evidence import excerpts
 from gradforensics.evidence.gather import gather
+from gradforensics.report.build import build, places
 from gradforensics.tables import Evidence, Source
 
+RUN = Path(__file__).parents[2] / "sample_runs" / "gf05-diverged" / "run"
 LOG = "".join(f"step: {i} loss: {5 - i / 10:.4f}\n" for i in range(1, 31))
 
 
@@ -84,3 +88,15 @@ def test_only_so_many_files_are_read_again(tmp_path: Path) -> None:
     evidence = Evidence("run", sources=[s for one in many for s in one.sources])
     evidence.files = {name: path for one in many for name, path in one.files.items()}
     assert len(excerpts.read(evidence, [(s.path, 1) for s in evidence.sources])) == excerpts.FILES
+
+
+def test_every_line_that_a_real_diagnosis_names_is_quoted_and_holds_its_value() -> None:
+    (evidence,) = gather([RUN])
+    diagnosis = diagnose(evidence, load_rules(examples=False))
+    wanted = places(diagnosis)
+    lines = excerpts.read(evidence, wanted)
+    assert wanted
+    assert set(lines) == set(wanted)
+    (run,) = build([diagnosis], evidence.sources, lines=lines).runs
+    hits = [hit for finding in run.findings for hit in finding.hits]
+    assert [[hit.excerpt[a:b] for a, b in hit.marked] for hit in hits] == [[repr(hit.value)] for hit in hits]

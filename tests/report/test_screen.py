@@ -25,7 +25,8 @@ from tests.report.page import Page, shown
 def first_screen(report: Report, language: str = "en") -> str:
     """The visible text of the first screen."""
     (section,) = re.findall(r'<section class="hero.*?</section>', render(report), re.DOTALL)
-    return Page(section, language).text
+    text: str = Page(section, language).text
+    return text
 
 
 def class_of(report: Report) -> str:

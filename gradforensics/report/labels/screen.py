@@ -5,7 +5,6 @@ from collections.abc import Mapping
 # key: (English, Chinese)
 LABELS: Mapping[str, tuple[str, str]] = {
     "skip": ("Skip to the verdict", "跳到结论"),
-    "sections": ("Sections", "章节"),
     "copy": ("Copy", "复制"),
     "copied": ("Copied", "已复制"),
     "colon": (":", "："),
