@@ -25,13 +25,12 @@ from tests.report.page import Page, shown
 def first_screen(report: Report, language: str = "en") -> str:
     """The visible text of the first screen."""
     (section,) = re.findall(r'<section class="hero.*?</section>', render(report), re.DOTALL)
-    text: str = Page(section, language).text
-    return text
+    return Page(section, language).text
 
 
 def class_of(report: Report) -> str:
     (found,) = re.findall(r'<section class="hero (\w+)">', render(report))
-    return found
+    return str(found)
 
 
 def suspected(healthy: Diagnosis, maker: Any, **changes: Any) -> Diagnosis:
