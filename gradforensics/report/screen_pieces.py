@@ -11,7 +11,7 @@ from gradforensics.report.markup import chip, evidence, joined, soft, tag, where
 from gradforensics.report.model import RunReport, SignRow, VerdictRow
 from gradforensics.report.need_words import needs_in_words
 
-_SIGNS, _QUIET, _LOOK_ALIKES, _SUSPICIONS, _ALARMS, _CLEAR = 3, 6, 2, 3, 4, 24
+_SIGNS, _QUIET, _LOOK_ALIKES, _SUSPICIONS, _ALARMS, _CLEAR = 3, 4, 2, 3, 4, 24
 
 
 class ScreenPieces(FindingPieces):
@@ -72,7 +72,7 @@ class ScreenPieces(FindingPieces):
             ("found_nothing", self._quiet(verdict)),
             ("look_not_excluded", self._few(against, _LOOK_ALIKES, verdict, anchor)),
             ("false_alarm_if", text(verdict.false_alarms[0]) if verdict.false_alarms else Markup("")),
-            ("look_excluded", self._few(excluded, _LOOK_ALIKES, verdict, anchor)),
+            ("look_excluded", self._few(excluded, _LOOK_ALIKES - bool(against), verdict, anchor)),
             ("unjudged", self._unjudged(run, verdict, anchor)),
         ]
         return tag("dl", *(tag("div", tag("dt", self.words(key)), tag("dd", told)) for key, told in rows if told))

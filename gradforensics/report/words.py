@@ -145,9 +145,11 @@ class Words:
         return self("healthy", clear=self.count("rules", clear), not_judged=blind)
 
     def clear_means(self, run: RunReport) -> str:
-        """How many rules were judged, and what "clear" means."""
-        counts = {"clear": self.count("rules", len(run.having("clear"))), "blind": len(run.having("not_judged"))}
-        told = [self("clear_means", open=self("still_open"), **counts)]
+        """What "clear" means, and how many rules were judged where the headline does not say it."""
+        told = [self("clear_means"), self("still_open")]
+        if not run.calm or run.findings:
+            clear, blind = self.count("rules", len(run.having("clear"))), len(run.having("not_judged"))
+            told.insert(0, self("judged", clear=clear, blind=blind))
         untested = sum(not v.testable for v in run.having("not_judged"))
         if untested:
             told.append(self.sentence(self.count("untested", untested)))

@@ -17,9 +17,10 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "but_killed": ("the run was killed from outside", "运行被外部终止"),
     "but_timeout": ("the run hit a time limit", "运行超时"),
     "but_truncated": ("the record stops before the planned end", "记录在计划结束前中断"),
+    "judged": ("{clear} clear, {blind} not judged.", "{clear}未见异常，{blind} 条未判定。"),
     "clear_means": (
-        "{clear} clear, {blind} not judged. “Clear”: these tests found nothing in this evidence. {open}",
-        "{clear}未见异常，{blind} 条未判定。“未见异常”：这些检验在现有证据中没有发现问题。{open}",
+        "“Clear”: these tests found nothing in this evidence.",
+        "“未见异常”：这些检验在现有证据中没有发现问题。",
     ),
     "still_open": ("What was not logged or saved may still be wrong.", "未记录或未保存的内容仍可能有问题。"),
     "looked_for": ("Looked for and not found", "已检查且未发现"),
