@@ -70,12 +70,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Bad:
-    """A stretch of consecutive non-finite points: first and last step, number of points, their kinds."""
+    """A stretch of consecutive non-finite points of a line: first and last step, number of points, their kinds."""
 
     first: int
     last: int
     count: int
     kinds: tuple[str, ...]
+    name: str = ""
+    attempt: int | None = None
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ def redone(evidence: Evidence, series: Series) -> list[tuple[int, Series]]:
     return out
 
 
-def bad_of(series: Series) -> tuple[Bad, ...]:
+def bad_of(series: Series, attempt: int | None = None) -> tuple[Bad, ...]:
     """The non-finite points of a series as stretches, at most BAD_RUNS of them."""
     index = np.flatnonzero(series.bad)
     if not len(index):
@@ -203,7 +205,14 @@ def bad_of(series: Series) -> tuple[Bad, ...]:
         widest = np.argsort(np.diff(index)[breaks - 1], kind="stable")[::-1][: BAD_RUNS - 1]
         breaks = np.sort(breaks[widest])
     return tuple(
-        Bad(int(series.steps[p[0]]), int(series.steps[p[-1]]), len(p), tuple(dict.fromkeys(map(series.kind, p))))
+        Bad(
+            int(series.steps[p[0]]),
+            int(series.steps[p[-1]]),
+            len(p),
+            tuple(dict.fromkeys(map(series.kind, p))),
+            label(series),
+            attempt,
+        )
         for p in np.split(index, breaks)
     )
 
@@ -224,7 +233,7 @@ def panel_of(
         for attempt, part in parts:
             share = limit * len(part) // max(1, total)
             lines.append(line_of(part, max(20, share), attempt, onset))
-            bad += bad_of(part)
+            bad += bad_of(part, attempt)
     return Panel(tuple(lines), tuple(bad), _spans_decades(lines) and all(s.name not in _LINEAR for s in many))
 
 

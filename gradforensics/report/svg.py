@@ -3,7 +3,8 @@
 Colours are presentation attributes, so that a chart survives a blocked style sheet; the style sheet overrides them.
 What the script needs to zoom stands in data attributes: of the drawing its axis and its place (`data-x`), of a panel
 its place and its kind of axis (`data-p`), of a line its points (`data-s`, `data-v`), of marks their steps (`data-m`)
-with the place and the shape to be drawn at each (`data-y`, `data-t`), of stretches their ends (`data-b`).
+with the place and the shape to be drawn at each (`data-y`, `data-t`), of stretches their ends (`data-b`) and what is
+logged there (`data-k`).
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class _Drawing:
         if panel.bad:
             counts: dict[str, int] = {}
             for bad in panel.bad:
-                name = "/".join({"nan": "NaN", "posinf": "inf", "neginf": "-inf"}[k] for k in bad.kinds)
+                name = _kinds(bad.kinds)
                 counts[name] = counts.get(name, 0) + bad.count
             told = ", ".join(f"{n} × {name}" for name, n in counts.items())
             self.text(WIDTH - RIGHT, y, told, text_anchor="end", kind="tb", fill=_RED, font_size=12)
@@ -230,12 +231,17 @@ class _Drawing:
 
     def bad(self, panel: Panel, top: int) -> None:
         """Non-finite points as red strokes along the top of the plot."""
-        if not panel.bad:
-            return
-        stretches = sorted((b.first, b.last) for b in panel.bad)
-        path = "".join(f"M{self.x(a) - 1.5:.1f} {top + 4}H{self.x(b) + 1.5:.1f}" for a, b in stretches)
-        steps = packed_steps(np.array(stretches).ravel())
-        self.shape("path", "bad", d=path, **LOOKS["bad"], data_b=steps, data_y=top + 4)
+        for name, attempt in dict.fromkeys((b.name, b.attempt) for b in panel.bad):
+            those = sorted((b for b in panel.bad if (b.name, b.attempt) == (name, attempt)), key=lambda b: b.first)
+            path = "".join(f"M{self.x(b.first) - 1.5:.1f} {top + 4}H{self.x(b.last) + 1.5:.1f}" for b in those)
+            told = {
+                "data_n": name,
+                "data_a": None if attempt is None else attempt + 1,
+                "data_b": packed_steps(np.array([(b.first, b.last) for b in those]).ravel()),
+                "data_k": " ".join(_kinds(b.kinds) for b in those),
+                "data_y": top + 4,
+            }
+            self.shape("path", "bad", d=path, **LOOKS["bad"], **told)
 
     def marks(self, kind: str, steps: Iterable[int], y: int, form: str) -> None:
         """A shape at each of the steps."""
@@ -290,6 +296,10 @@ class _Drawing:
             self.text(x, bottom + 17, label, text_anchor="middle", kind="t2 xt")
         unit = self.told(lambda words: words(self.chart.unit))
         self.text(LEFT + _PLOT / 2, bottom + 33, unit, text_anchor="middle", kind="t2 unit")
+
+
+def _kinds(kinds: Iterable[str]) -> str:
+    return "/".join({"nan": "NaN", "posinf": "inf", "neginf": "-inf"}[kind] for kind in kinds)
 
 
 def _attempt(n: int) -> Callable[[Words], str]:

@@ -139,6 +139,8 @@ def test_marks_carry_the_steps_at_which_the_script_moves_them(sick: Diagnosis) -
     bands = [e for e in root.iter(f"{SVG}rect") if e.get("class") == "band"]
     assert [unpack(b.attrib["data-b"])[0] for b in bands] == [[115, 120]] * 3
     (chart_of_hits, *_) = zooms(sick.evidence, sick.verdicts[0])
+    (bad,) = (e for e in root.iter(f"{SVG}path") if e.get("class") == "bad")
+    assert (unpack(bad.attrib["data-b"])[0], bad.attrib["data-k"], bad.attrib["data-n"]) == ([200, 300], "NaN", "loss")
     rings = [(r.attrib["data-m"], r.attrib["data-v"]) for r in draw(chart_of_hits).iter(f"{SVG}circle")]
     assert rings == [("120", "1.65"), ("125", "1.9")]
 

@@ -28,6 +28,8 @@ svg.setAttribute("tabindex","0");
 const load=()=>{if(steps)return;const all=new Set();for(const g of svg.querySelectorAll("[data-p]")){
 const[top,height,log,bad]=g.dataset.p.split(",").map(Number),p={g,top,height,log,bad,lines:[]};
 for(const e of g.querySelectorAll("[data-s]")){const[x,cut]=unpack(e.dataset.s),told=e.dataset.v.split(" "),l={e,x,cut,told,v:told.map(Number),dots:e.nextElementSibling};p.lines.push(l);lines.push(l);x.forEach(s=>all.add(s))}
+for(const e of g.querySelectorAll("path[data-k]")){const ends=unpack(e.dataset.b)[0],kinds=e.dataset.k.split(" ");ends.forEach(s=>all.add(s));
+for(const l of p.lines)if(l.e.dataset.n===e.dataset.n&&l.e.dataset.a===e.dataset.a)l.bad=s=>{const i=kinds.findIndex((_,k)=>ends[2*k]<=s&&s<=ends[2*k+1]);return i<0?null:kinds[i]}}
 panels.push(p);
 /* a drawing within the drawing cuts off what lies beyond the plot */
 const w=PLOT+6,h=height+6,c=add(g,"svg",{x:LEFT-3,y:top-3,width:w,height:h,viewBox:`${LEFT-3} ${top-3} ${w} ${h}`});c.append(...g.querySelectorAll("[data-s],.dots,.ring"))}
@@ -66,8 +68,8 @@ const words=e=>[...e.childNodes].map(n=>{if(n.nodeType===3)return n.data;const s
 const hide=()=>{at=null;tip.hidden=true;hair.setAttribute("d","")};
 const show=(s,y)=>{at=s;const x=X(s);hair.setAttribute("d",`M${R(x)} 0V${H-38}`);
 tip.replaceChildren(...words(svg.querySelector(".unit"))," "+s);
-for(const l of lines){if(!l.x.length)continue;const i=near(l.x,s);if(!inside(l.x[i]))continue;tip.append("\n",l.e.dataset.n);if(l.e.dataset.a)tip.append(" (",...words(tools.content.querySelector(".attempt"))," ",l.e.dataset.a,")");
-tip.append("  "+l.told[i]+(l.x[i]===s?"":"  @"+l.x[i]))}
+for(const l of lines){if(!l.x.length)continue;const i=near(l.x,s),bad=l.x[i]!==s&&l.bad&&l.bad(s);if(!bad&&!inside(l.x[i]))continue;tip.append("\n",l.e.dataset.n);if(l.e.dataset.a)tip.append(" (",...words(tools.content.querySelector(".attempt"))," ",l.e.dataset.a,")");
+tip.append("  "+(bad||l.told[i]+(l.x[i]===s?"":"  @"+l.x[i])))}
 tip.hidden=false;const r=svg.getBoundingClientRect(),f=box.getBoundingClientRect(),k=x/W*r.width+r.left-f.left;y=y===undefined?r.height*.2:y-r.top;
 tip.style.left=box.scrollLeft+(k>f.width/2?k-tip.offsetWidth-12:k+12)+"px";tip.style.top=(y>r.height/2?y-tip.offsetHeight-14:y+14)+"px"};
 const stepAt=e=>{const r=svg.getBoundingClientRect();return low+((e.clientX-r.left)/r.width*W-LEFT)/PLOT*(high-low)};
