@@ -32,7 +32,6 @@ def data(found: Comparison) -> dict[str, Any]:
             told.bare(line) for line in (told.headline(words, found.contrast), *told.details(words, found.contrast))
         ],
         **plain(contrast_data(found.contrast)),
-        "sources": [asdict(source) for source in found.sources],
     }
 
 
@@ -44,4 +43,5 @@ def _side(side: Side) -> dict[str, Any]:
         "attempts": side.attempts,
         "ending": asdict(side.ending),
         "notices": [asdict(notice) for notice in side.notices],
+        "sources": [asdict(source) for source in side.sources],
     }

@@ -23,6 +23,7 @@ class Side:
     attempts: int
     ending: Ending
     notices: tuple[Notice, ...]
+    sources: tuple[Source, ...]
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,13 @@ class Comparison:
     here: Side
     there: Side
     contrast: Contrast
-    sources: tuple[Source, ...]
     charts: tuple[Chart, ...] = field(default=(), compare=False)
 
 
 def build(here: Evidence, there: Evidence, *, language: Language = "en") -> Comparison:
     """Compare two runs and arrange what is shown; language: the one that a reader sees first."""
     found = contrast(here, there)
-    sources = {(s.path, s.sha256): s for evidence in (here, there) for s in evidence.sources}
-    return Comparison(
-        TOOL, language, _side(here), _side(there), found, tuple(sources.values()), overlay(here, there, found)
-    )
+    return Comparison(TOOL, language, _side(here), _side(there), found, overlay(here, there, found))
 
 
 def _side(evidence: Evidence) -> Side:
@@ -56,6 +53,7 @@ def _side(evidence: Evidence) -> Side:
         max(1, len(attempts)),
         evidence.ending,
         tuple(evidence.notices),
+        tuple(evidence.sources),
     )
 
 
