@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 from gradforensics import experiment_rows
@@ -46,6 +47,7 @@ class Need:
     named: bool = False
 
 
+@cache  # rules ask for the same needs for every run
 def parse(text: str) -> Need:
     """Parse one need; raises ValueError with a message for the rule's author."""
     if text.startswith("baseline:"):
