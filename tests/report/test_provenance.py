@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,14 @@ def test_the_footer_tells_date_command_and_version(healthy: Diagnosis) -> None:
     assert '<time datetime="2026-01-02T03:04:05Z">' in footer
     assert "<code>gradforensics analyze &#39;my runs/a&#39;</code>" in footer
     assert "Python 3.11.7, Linux x86_64" in Page(footer[: footer.index("</footer>") + 9]).text
+
+
+def test_a_command_with_hundreds_of_paths_is_folded(healthy: Diagnosis) -> None:
+    made = replace(MADE, command="gradforensics analyze " + " ".join(f"runs/{i}" for i in range(400)))
+    page = page_of(build([healthy], [], made=made))
+    footer = page[page.index("<footer>") :]
+    assert "runs/399" not in footer[footer.index("<summary>") : footer.index("</summary>")]
+    assert made.command in footer
 
 
 def test_the_json_tells_it_too(healthy: Diagnosis) -> None:
