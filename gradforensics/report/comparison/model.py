@@ -35,13 +35,14 @@ class Comparison:
     here: Side
     there: Side
     contrast: Contrast
+    made: Provenance | None = None
     charts: tuple[Chart, ...] = field(default=(), compare=False)
 
 
 def build(here: Evidence, there: Evidence, *, language: Language = "en") -> Comparison:
     """Compare two runs and arrange what is shown; language: the one that a reader sees first."""
     found = contrast(here, there)
-    return Comparison(TOOL, language, _side(here), _side(there), found, overlay(here, there, found))
+    return Comparison(TOOL, language, _side(here), _side(there), found, made, overlay(here, there, found))
 
 
 def _side(evidence: Evidence) -> Side:
