@@ -6,6 +6,7 @@ import click
 
 from gradforensics.command_support import harmless, load
 from gradforensics.errors import UsageError
+from gradforensics.languages import Language
 
 
 @click.group()
@@ -20,10 +21,13 @@ def rules() -> None:
 @click.option("--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True)
 def rules_list(folder: str | None, lang: str) -> int:
     """List every case: id, severity, slug, title."""
+    from gradforensics.report.words import Words
+
+    language: Language = "zh" if lang == "zh" else "en"
+    untested = Words(language)("rule_untested")
     for rule in load(folder):
-        tested = "" if rule.signs else "  (this version has no test for it)"
-        title = rule.text(lang).title  # type: ignore[arg-type]  # click.Choice allows the two members only
-        click.echo(f"{rule.id}  {rule.severity}  {rule.slug:<24}  {title}{tested}")
+        tested = "" if rule.signs else f"  ({untested})"
+        click.echo(f"{rule.id}  {rule.severity}  {rule.slug:<24}  {rule.text(language).title}{tested}")
     return 0
 
 

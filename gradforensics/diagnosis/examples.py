@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import re
+import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,6 +64,7 @@ _KEYS = {
     "baseline",
 }
 _CALL = re.compile(r"([a-z]+)\(([^()]*)\)")
+_ENGLISH = re.compile(r"[a-z]{2,}(?: [a-z]{2,})+")
 _SEGMENT = re.compile(r"[a-z]+\([^()]*\)|\S+")
 
 
@@ -201,13 +203,29 @@ def check_example(rule: Rule, example: Mapping[str, Any]) -> str:
     return "; ".join(wrong)
 
 
+def _untranslated(example: Mapping[str, Any], verdict: Verdict) -> str:
+    """The first fact that puts English words into the Chinese texts which are no quote of the evidence."""
+    rule = verdict.rule
+    texts = rule.text("zh", verdict.variant)
+    if ("zh", None) not in rule.texts:
+        return ""
+    fields = {name for text in (texts.what, *texts.fix) for _, name, _, _ in string.Formatter().parse(text) if name}
+    held = repr(example)
+    for name in sorted(fields):
+        fact = verdict.facts.get(name)
+        words = _ENGLISH.search(fact) if isinstance(fact, str) else None
+        if words is not None and words[0] not in held:
+            return f"puts English words into the Chinese text: {{{name}}} is {words[0]!r}"
+    return ""
+
+
 def _complaints(example: Mapping[str, Any], verdict: Verdict) -> list[str]:
     if "fires_at" in example or example.get("fires"):
         if verdict.outcome != "fired":
             return [f"should fire, is {verdict.outcome} (missing: {list(verdict.missing)})"]
         said = {"variant": verdict.variant, "strength": verdict.strength, "severity": verdict.severity}
         at = example.get("fires_at")
-        out = [f"fires at {verdict.onset}, not at {at}" if verdict.onset != at else ""]
+        out = [f"fires at {verdict.onset}, not at {at}" if verdict.onset != at else "", _untranslated(example, verdict)]
         return out + [f"{k} is {said[k]}, not {example[k]}" for k in said if k in example and said[k] != example[k]]
     if example.get("clear"):
         refuted = [r.case for r in verdict.refuted_by]

@@ -12,15 +12,16 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from gradforensics.languages import Text
 from gradforensics.tables import Evidence, Series
 
 Kind: TypeAlias = Literal["loss-scale", "tokens", "shard", "steady"]
 
-NAMES: dict[Kind, str] = {
-    "loss-scale": "still multiplied by the loss scale",
-    "tokens": "summed over the tokens of a step",
-    "shard": "those of each rank alone",
-    "steady": "large from the first step on and steady",
+NAMES: dict[Kind, Text] = {
+    "loss-scale": Text("still multiplied by the loss scale", "仍乘着损失缩放"),
+    "tokens": Text("summed over the tokens of a step", "是对一步的所有 token 求和得到的"),
+    "shard": Text("those of each rank alone", "只属于各个 rank 自身"),
+    "steady": Text("large from the first step on and steady", "从第一步起就大而稳定"),
 }
 _POINTS = 10  # of a norm below which its unit is not judged
 _FOLLOWS = (
@@ -48,7 +49,7 @@ class GradientUnit:
     sure: bool = False
 
     @property
-    def words(self) -> str:
+    def words(self) -> Text:
         """The unit in words."""
         return NAMES[self.kind]
 

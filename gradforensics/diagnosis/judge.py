@@ -76,7 +76,10 @@ class Verdict:
         if self.outcome != "fired":
             return texts
         return Texts(
-            texts.title, fill(texts.what, self.facts), texts.why, tuple(fill(f, self.facts) for f in texts.fix)
+            texts.title,
+            fill(texts.what, self.facts, language),
+            texts.why,
+            tuple(fill(f, self.facts, language) for f in texts.fix),
         )
 
     def verify(self, language: Language = "en") -> str:
@@ -90,7 +93,7 @@ class Verdict:
         if self.outcome != "fired":
             return verify
         facts = {**self.facts, "onset": "N" if self.onset is None else self.onset}
-        return fill(verify.replace("--step N", "--step {onset}"), facts, quote_run=True)
+        return fill(verify.replace("--step N", "--step {onset}"), facts, language, quote_run=True)
 
 
 def judge(rule: Rule, evidence: Evidence) -> Verdict:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gradforensics.diagnosis.examples import check_example
 from gradforensics.diagnosis.rule_layout import Layout
-from gradforensics.diagnosis.rules import Rule, catalogue_ids, read_rules
-from gradforensics.languages import LANGUAGES
+from gradforensics.diagnosis.rule_model import is_command
+from gradforensics.diagnosis.rules import Rule, Texts, catalogue_ids, read_rules
+from gradforensics.languages import LANGUAGES, Text
 
 LONGEST_TITLE = 72
+_CHINESE = re.compile(r"[\u4e00-\u9fff]")
+_ENGLISH = re.compile(
+    r"(?:\b[a-z]{2,} ){3,}[a-z]{2,}\b"
+)  # four words in a row: a sentence that was left, no name or command
 SHORTEST_SOURCE = 9  # characters: "own default" says where a number comes from, "measured" does not
 
 
@@ -91,23 +96,10 @@ def _place(rule: Rule, say: Say) -> Iterator[Complaint]:
 
 
 def _texts(rule: Rule, say: Say) -> Iterator[Complaint]:
-    """Everything that a report shows must be there, in both languages."""
-    for key in ("title", "what", "why", "fix"):
-        told = getattr(rule.texts["zh", None], key) if ("zh", None) in rule.texts else ""
-        if not told:
-            yield say(f"the Chinese {key} is missing ([zh])", "", "zh")
-        elif not _chinese("".join(told)):
-            yield say(f"the Chinese {key} is not in Chinese", key, "zh")
+    """Everything that a report shows must be there."""
     for variant in rule.variants:
         if not rule.texts["en", variant].what:
             yield say(f"the variant {variant} has no text of its own (what)", "", f"variant.{variant}")
-        chinese = rule.texts.get(("zh", variant))
-        if chinese is None or not chinese.what:
-            yield say(
-                f"the Chinese what of the variant {variant} is missing ([zh.variant.{variant}])", "", _zh(variant)
-            )
-        elif not _chinese(chinese.what):
-            yield say(f"the Chinese what of the variant {variant} is not in Chinese", "what", f"zh.variant.{variant}")
     if not rule.verify.en:
         yield say("verify is missing: how can a reader check the verdict?")
     if not rule.look_alikes:
@@ -116,20 +108,70 @@ def _texts(rule: Rule, say: Say) -> Iterator[Complaint]:
         yield say(f"the title has {len(rule.title)} characters; {LONGEST_TITLE} fit a line", "title", warning=True)
 
 
-def _zh(variant: str) -> str:
-    return f"zh.variant.{variant}"
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """One text in both languages: what it is called, and the table and its key where the Chinese one belongs."""
+
+    name: str
+    text: Text
+    key: str
+    table: str
+    index: int = 0
 
 
-def _chinese(text: str) -> bool:
-    return re.search(r"[\u4e00-\u9fff]", text) is not None
+def _translations(rule: Rule, say: Say) -> Iterator[Complaint]:
+    """Everything that a report shows must stand in Chinese, too, and tell of the same facts."""
+    for told in _told(rule):
+        at = (told.table, told.index)
+        english, chinese = told.text
+        if not chinese:
+            yield say(f"the Chinese {told.name} is missing ([{told.table}])", "", *at)
+            continue
+        if not _CHINESE.search(chinese):
+            yield say(f"the Chinese {told.name} is not in Chinese", told.key, *at)
+        elif found := _ENGLISH.search(chinese):
+            yield say(f"the Chinese {told.name} holds English words: {found[0]!r}", found[0], *at)
+        if differ := set(_placeholders(english)) ^ set(_placeholders(chinese)):
+            named = "}, {".join(sorted(differ))
+            yield say(f"the Chinese {told.name} tells of other facts: {{{named}}}", told.key, *at)
+
+
+def _told(rule: Rule) -> Iterator[_Told]:
+    """The texts of a rule that a reader of either language sees; a command alone needs no translation."""
+    for variant in (None, *rule.variants):
+        english = rule.texts["en", variant]
+        chinese = rule.texts.get(("zh", variant), Texts())
+        table, of = ("zh", "") if variant is None else (f"zh.variant.{variant}", f" of the variant {variant}")
+        for key in ("title", "what", "why"):
+            if getattr(english, key):
+                yield _Told(f"{key}{of}", Text(getattr(english, key), getattr(chinese, key)), key, table)
+        for one in _listed(english.fix, chinese.fix):
+            yield _Told(f"fix{of}", one, one.zh[:30] or "fix", table)
+    if rule.verify.en and not is_command(rule.verify.en):
+        yield _Told("verify", rule.verify, "verify", "zh")
+    alarms = [one.zh for one in rule.false_alarms]
+    for one in _listed([one.en for one in rule.false_alarms], alarms if any(alarms) else []):
+        yield _Told("false_alarms", one, one.zh[:30] or "false_alarms", "zh")
+    for i, alike in enumerate(rule.look_alikes):
+        yield _Told(f"tell of the look_alike {alike.case} (tell_zh)", alike.tell, "tell_zh", "look_alike", i)
+
+
+def _listed(english: Sequence[str], chinese: Sequence[str]) -> list[Text]:
+    """The entries of a list side by side; of a list that is not translated at all only the first."""
+    return (
+        [Text(a, b) for a, b in zip(english, chinese, strict=False)] if chinese else [Text(one) for one in english[:1]]
+    )
 
 
 def _verify(rule: Rule, say: Say) -> Iterator[Complaint]:
     """What begins as a command is shown to be pasted, and must be one to its end."""
-    if rule.verify.en.startswith("gradforensics ") and re.search(r"[,;:] ", rule.verify.en):
-        yield say(
-            "verify begins with a command and goes on in prose: begin with a verb, or give the command alone", "verify"
-        )
+    for verify, table in zip(rule.verify, ("", "zh"), strict=True):
+        if is_command(verify) and re.search(r"[,;:] |[，；：]", verify):
+            yield say(
+                "verify begins with a command and goes on in prose: begin with a verb, or give the command alone",
+                "verify",
+                table,
+            )
 
 
 def _unfilled(rule: Rule, say: Say) -> Iterator[Complaint]:
@@ -235,4 +277,4 @@ def _harmful(rule: Rule, say: Say) -> Iterator[Complaint]:
                         yield say(f"this fix does harm ({found[0][:40]!r}): {reason}", fix[:30], place)
 
 
-LINTS: tuple[Lint, ...] = (_place, _texts, _verify, _unfilled, _parameters, _examples, _harmful)
+LINTS: tuple[Lint, ...] = (_place, _texts, _translations, _verify, _unfilled, _parameters, _examples, _harmful)

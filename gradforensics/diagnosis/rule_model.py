@@ -144,14 +144,20 @@ class Rule:
         )
 
 
-def fill(template: str, facts: Mapping[str, Fact], *, quote_run: bool = False) -> str:
-    """Put facts into a text. A fact that is not known shows as "?"; `run` is shell-quoted in commands."""
+def is_command(verify: str) -> bool:
+    """Whether a rule's `verify` is a command line of ours rather than prose."""
+    return verify.startswith("gradforensics ")
+
+
+def fill(template: str, facts: Mapping[str, Fact], language: Language = "en", *, quote_run: bool = False) -> str:
+    """Put facts into a text of this language. One that is not known shows as "?"; `run` is shell-quoted in commands."""
     out: list[str] = []
     for literal, name, spec, _ in string.Formatter().parse(template):
         out.append(literal)
         if name is None:
             continue
         value = facts.get(name)
+        value = value.in_(language) if isinstance(value, Text) else value
         if value is None:
             out.append("?")
         elif name == "run" and quote_run:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from gradforensics.languages import Text
 from gradforensics.tables import Evidence, Series
 
-Fact: TypeAlias = str | float | int | None
+# A fact in words of our own stands in both languages; a name or a quote of the evidence is a string.
+Fact: TypeAlias = str | float | int | Text | None
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,19 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from gradforensics.languages import Language
-from gradforensics.report.comparison.contrast_data import contrast_data
-from gradforensics.report.model import Compared, Report, RunReport, VerdictRow
+from gradforensics.languages import Language, Text
+from gradforensics.report.model import Report, RunReport, VerdictRow
 
 SCHEMA = 1
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: non-finite numbers become "nan", "inf" or "-inf", unknown objects their text."""
+    """A value as JSON can hold it: non-finite numbers become "nan", "inf" or "-inf", unknown objects their text.
+
+    A fact in words is the English one in every language: programs compare it.
+    """
+    if isinstance(value, Text):
+        return value.en
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if value is None or isinstance(value, (str, bool, int, float)):

@@ -8,9 +8,11 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from gradforensics.diagnosis.rule_model import is_command
+from gradforensics.diagnosis.vocabulary import Fact
+from gradforensics.languages import Text
 from gradforensics.report.markup import Tables, cell, chip, joined, soft, tag, where
-from gradforensics.report.model import Report, RunReport, VerdictRow
-from gradforensics.report.need_words import needs_in_words
+from gradforensics.report.model import HitRow, Report, RunReport, VerdictRow
 from gradforensics.report.words import number, shorten
 from gradforensics.tables import Source
 
@@ -39,6 +41,47 @@ class Pieces(Tables):
         return joined([first, self.words("and_more", n=rest)]) if rest > 0 else escape(first)
 
     # -- tables --------------------------------------------------------------------------------------------------------
+
+    def hits(self, verdict: VerdictRow) -> Markup:
+        """The evidence of a finding."""
+        rows: list[Markup] = []
+        before = None
+        for hit in verdict.hits[:HITS]:
+            rows += self._hit(hit, opens=hit.sign != before, first=before is None)
+            before = hit.sign
+        table = self.table(("sign", "series", "step_head", "value", "where"), rows, numeric=(2, 3))
+        return table + self.cut(len(verdict.hits), HITS, "more_hits")
+
+    def _hit(self, hit: HitRow, *, opens: bool, first: bool) -> list[Markup]:
+        named = joined([tag("b", hit.sign.replace("_", " ")), soft(self.words(hit.strength))]) if opens else ""
+        read = [shorten(hit.series or hit.tensor or "", 200)] + (
+            [soft(hit.tag)] if hit.tag and hit.tag != hit.series else []
+        )
+        cells = [
+            tag("td", named),
+            tag("td", joined(read), kind="named"),
+            cell(number(hit.step)),
+            cell(number(hit.value)),
+            tag("td", where(hit.source, hit.line)),
+        ]
+        rows = [tag("tr", *cells, kind="opens" if opens and not first else "")]
+        facts = [(k.replace("_", " "), self._fact(v)) for k, v in hit.facts.items() if v is not None] if opens else []
+        if facts:
+            told = joined(tag("span", f"{name} ", tag("b", value), kind="fact") for name, value in facts)
+            rows.append(tag("tr", tag("td"), tag("td", told, colspan=4), kind="more"))
+        if hit.excerpt:
+            rows.append(
+                tag(
+                    "tr",
+                    tag("td"),
+                    tag("td", tag("pre", shorten(hit.excerpt, 600), kind="excerpt"), colspan=4),
+                    kind="more",
+                )
+            )
+        return rows
+
+    def _fact(self, value: Fact) -> Markup | str:
+        return self.words.text(value) if isinstance(value, Text) else shorten(number(value), 80)
 
     def series(self, run: RunReport) -> Markup:
         """Every logged series."""

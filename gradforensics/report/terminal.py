@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradforensics.report.comparison import told
-from gradforensics.report.model import Compared, Report, RunReport, VerdictRow
+from gradforensics.diagnosis.rule_model import is_command
+from gradforensics.report.model import Report, RunReport, VerdictRow
 from gradforensics.report.pen import Pen, flat
 from gradforensics.report.replays import ReplayRow
 from gradforensics.report.tensors import would_run
-from gradforensics.report.words import Words, is_command, place, ranges, shorten
+from gradforensics.report.words import Words, place, shorten
 
 _OVERVIEW = 50  # runs that the overview lists
 _NODES = 4  # nodes to drain, by name

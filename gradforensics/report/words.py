@@ -75,22 +75,6 @@ def counted(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers with their runs put together: "3, 5–8"."""
-    parts: list[list[int]] = []
-    for one in numbers:
-        if parts and one == parts[-1][-1] + 1:
-            parts[-1][1:] = [one]
-        else:
-            parts.append([one])
-    return ", ".join("–".join(map(str, part)) for part in parts)
-
-
-def is_command(text: str) -> bool:
-    """Whether a rule's `verify` is a command line of ours rather than prose."""
-    return text.startswith("gradforensics ")
-
-
 def place(source: str | None, line: int | None) -> str:
     """`source:line`, or what of it is known."""
     if source is None:

@@ -3,9 +3,12 @@
 import pytest
 
 from gradforensics.cli import main
+from gradforensics.diagnosis.checks import CHECKS
 from gradforensics.diagnosis.lint import check_folder
 from gradforensics.diagnosis.rules import load_rules
+from gradforensics.diagnosis.vocabulary import check, hit_at
 from gradforensics.errors import RuleError
+from gradforensics.languages import Text
 
 GOOD = """\
 id       = "TT01"
@@ -36,6 +39,7 @@ with     = { share = "$share" }
 [[look_alike]]
 case = "GF12"
 tell = "There the steps are skipped."
+tell_zh = "那里的步被跳过。"
 
 [[example]]
 note     = "zero throughout"
@@ -58,6 +62,7 @@ title = "学习率为零"
 what  = "从第 {onset} 步起学习率为 0。"
 why   = "学习率为零时什么也不会改变。"
 fix   = ["设置学习率。"]
+false_alarms = ["尚未开始的预热。"]
 
 [zh.variant.all]
 what = "学习率始终为 0，从第 {onset} 步起。"
@@ -120,13 +125,21 @@ def test_a_good_rule_has_nothing_to_complain_of(lint):
         ('what = "学习率始终为 0，从第 {onset} 步起。"', 'title = "零"', "what of the variant all", "[zh.variant.all]"),
         ('[zh.variant.all]\nwhat = "', '[zh.variant.all]\nwhat = "{level}', "{level} is no fact", "{level}"),
         ("throughout, from step {onset}", "throughout, from {onset:>99}", "format is not allowed", "{onset:>99}"),
+        ('tell_zh = "那里的步被跳过。"\n', "", "tell of the look_alike GF12 (tell_zh) is missing", "[[look_alike]]"),
+        ("那里的步被跳过。", "Steps.", "look_alike GF12 (tell_zh) is not in Chinese", "tell_zh"),
+        ('false_alarms = ["尚未开始的预热。"]\n', "", "Chinese false_alarms is missing", "[zh]"),
+        ("尚未开始的预热。", "No warm-up.", "Chinese false_alarms is not in Chinese", "No warm-up."),
+        ("尚未开始的预热。", "预热 has not yet begun", "holds English words: 'has not yet begun'", "预热 has"),
+        (ZH_FIX, '["Set it."]', "Chinese fix is not in Chinese", '["Set it."]'),
+        ("从第 {onset} 步起学习率为 0。", "学习率为 0。", "Chinese what tells of other facts: {onset}", "学习率为 0。"),
+        ("gradforensics replay {run} --step {onset}", "Look at {run}.", "Chinese verify is missing", "[zh]"),
         ("[parameters]", '[parameters]\nother = { value = 1, unit = "u", source = "mine only" }', "no sign", "other ="),
         ('slug     = "dead-rate"', 'slug = "dead"', "must be test/dead.toml", "slug"),
         ('family   = "test"', 'family = "other"', "must be other/dead-rate.toml", "slug"),
         ('verify   = "gradforensics replay {run} --step {onset}"\n', "", "verify is missing", "id "),
         ("--step {onset}", "--step {onset}, then look", "goes on in prose", "verify "),
         (
-            '[[look_alike]]\ncase = "GF12"\ntell = "There the steps are skipped."\n', "",
+            '[[look_alike]]\ncase = "GF12"\ntell = "There the steps are skipped."\ntell_zh = "那里的步被跳过。"\n', "",
             "no look_alike", "id ",
         ),
         ('strength = "probable"', 'strength = "sure"', "needs a strength", "lr_identically_zero"),
@@ -192,6 +205,40 @@ def test_a_rule_whose_signs_do_not_acquit_must_look_and_find_nothing(lint):
     kept = GOOD.replace("with     =", "acquits  = false\nwith     =")
     near = kept[kept.index('[[example]]\nnote   = "near miss') : kept.index('[[example]]\nnote    = "no rate')]
     assert lint(kept.replace(near, "").replace("[zh]\n", SILENT + "\n[zh]\n")) == ([], [])
+
+
+def test_a_translated_verify_is_a_command_to_its_end_or_prose(lint):
+    text = GOOD.replace('"gradforensics replay {run} --step {onset}"', '"Print the rate at step {onset}."')
+    for verify, complaints in (
+        ("打印第 {onset} 步的学习率。", 0),
+        ("gradforensics replay {run} --step {onset}，再看", 2),
+    ):
+        found, _ = lint(text.replace("[zh]\n", f'[zh]\nverify = "{verify}"\n'))
+        assert len(found) == complaints
+    assert found[0][0] == line_of(text, "[zh]") + 1
+    assert any("goes on in prose" in said for _, said in found)
+
+
+def test_a_fact_in_english_words_does_not_stand_in_a_chinese_sentence(lint, monkeypatch):
+    told = {"unit": "summed over the tokens"}
+
+    @check(needs=["series:lr:points>=10"], facts=["unit"])
+    def says_what_it_is(evidence, *, share: "float"):
+        rate = evidence.series("lr")
+        return [hit_at(rate, 0, unit=told["unit"])] if not rate.values.any() else []
+
+    monkeypatch.setitem(CHECKS, "says_what_it_is", says_what_it_is)
+    text = GOOD.replace("lr_identically_zero", "says_what_it_is")
+    text = text.replace("throughout, from", "throughout ({unit}), from").replace("始终为 0", "始终为 0（{unit}）")
+    (found,), _ = lint(text)
+    assert found[0] == line_of(text, "[[example]]")
+    assert "{unit} is 'summed over the tokens'" in found[1]
+    told["unit"] = "bits"  # a name
+    assert lint(text) == ([], [])
+    told["unit"] = Text("summed over the tokens", "对 token 求和")
+    assert lint(text) == ([], [])
+    told["unit"] = "zero throughout"  # a quote of the evidence
+    assert lint(text) == ([], [])
 
 
 def test_a_long_title_is_a_warning_and_no_fault(lint, tmp_path, capsys):

@@ -54,7 +54,7 @@ def test_steps_times_ranks_may_multiply_as_well():
     example = curve("decay(64.0, 50.0, 200)", "decay(4.0, 3.125, 10)")
     settings = {"gradient_accumulation_steps": 8, "world_size": 2}
     found = ask("train_loss_is_multiple_of_eval", OF_EVAL, settings=settings, **example)
-    assert found[0].facts["of"] == "8 accumulation steps x 2 ranks"
+    assert found[0].facts["of"].en == "8 accumulation steps x 2 ranks"
 
 
 @pytest.mark.parametrize("missing", [None, "eval/loss", "settings"])
@@ -102,7 +102,7 @@ def test_a_sum_names_the_tokens_it_runs_over(settings, of):
     arguments = {"least": 20.0, "low": 0.85, "high": 1.15}
     series = {"loss": "decay(2129, 1500, 50)"}
     found = ask("starts_at_sum_over_tokens", arguments, series=series, settings={"vocab_size": 64, **settings})
-    assert found[0].facts["of"] == of
+    assert found[0].facts["of"].en == of
 
 
 def test_a_sum_of_terms_is_not_judged():
@@ -124,7 +124,7 @@ def test_a_perplexity_logged_as_the_loss():
         "starts_in_other_units", {"low": 0.97, "high": 1.06},
         series={"loss": "50500*3 decay(50000, 30, 100)"}, settings={"vocab_size": 50257},
     )  # fmt: skip
-    assert found[0].facts["unit"] == "a perplexity"
+    assert found[0].facts["unit"].en == "a perplexity"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 
 from gradforensics.diagnosis.checks.weights import moments_nonfinite_beside_finite_weights, weights_nonfinite
 from gradforensics.diagnosis.vocabulary import Missing
+from gradforensics.languages import Text
 from gradforensics.tables import TABLES, Evidence
 
 
@@ -32,14 +33,14 @@ def test_the_first_bad_checkpoint_is_the_onset_and_the_last_good_one_before_it_t
     )
     assert [(h.step, h.after, h.tensor) for h in hits] == [(200, 100, "w"), (300, 100, "w")]
     assert hits[0].facts == {
-        "checkpoint": "b", "tensors": 2, "of": 2, "values": 4, "checkpoints": 2, "first_in": "weights",
+        "checkpoint": "b", "tensors": 2, "of": 2, "values": 4, "checkpoints": 2, "first_in": Text("weights", "权重"),
         "last_finite": "a",
     }  # fmt: skip
 
 
 def test_without_steps_no_checkpoint_is_the_last_finite_one():
     (hit,) = found(weights_nonfinite, evidence(("a", None, "param", "w", 0, 0, 0), ("b", None, "param", "w", 3, 0, 0)))
-    assert (hit.step, hit.facts["last_finite"]) == (None, "none")
+    assert (hit.step, hit.facts["last_finite"]) == (None, Text("none", "无"))
 
 
 def test_finite_weights_are_no_hit():
@@ -73,4 +74,4 @@ def test_the_kind_of_tensor_that_was_bad_first_is_named():
         evidence(("b", 200, "exp_avg_sq", "w", 0, 5, 0), ("b", 200, "param", "w", 0, 0, 0), GOOD,
                  ("c", 300, "param", "w", 9, 0, 0)),
     )  # fmt: skip
-    assert [(h.step, h.facts["first_in"], h.facts["last_finite"]) for h in hits] == [(300, "exp_avg_sq", "a")]
+    assert [(h.step, h.facts["first_in"].en, h.facts["last_finite"]) for h in hits] == [(300, "exp_avg_sq", "a")]

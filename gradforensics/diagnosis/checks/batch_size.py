@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
+from gradforensics.languages import Text
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
 
@@ -42,7 +43,7 @@ class _Batch:
     """Samples (or tokens) per optimizer step, and where the number is from. at: the series point that shows it."""
 
     size: float
-    text: str
+    text: Text
     error: float = 0.0
     at: Hit | None = None
 
@@ -66,7 +67,14 @@ def _by_settings(evidence: Evidence) -> _Batch | Missing:
     if world % model:
         return Missing(f"data-parallel ranks ({world:.0f} ranks do not divide by {model} of model parallelism)")
     ranks = world / model
-    return _Batch(micro * k * ranks, f"{micro:.0f} x {k:.0f} accumulation steps x {ranks:.0f} ranks")
+    return _Batch(micro * k * ranks, _product(micro, k, ranks))
+
+
+def _product(micro: float, k: float, ranks: float) -> Text:
+    return Text(
+        f"{micro:.0f} x {k:.0f} accumulation steps x {ranks:.0f} ranks",
+        f"{micro:.0f} x {k:.0f} 个累积步 x {ranks:.0f} 个 rank",
+    )
 
 
 def _stated_micro(evidence: Evidence) -> float | None:
@@ -101,15 +109,20 @@ def _counted(evidence: Evidence) -> _Batch | None:
 
 def _by_counter(evidence: Evidence) -> _Batch | None:
     length = _length(evidence)
-    for pattern, per_sample, what in ((_SAMPLES_SEEN, 1.0, "samples"), (_TOKENS_SEEN, length, "tokens")):
+    samples, tokens = Text("samples", "样本"), Text("tokens", " token")
+    for pattern, per_sample, what in ((_SAMPLES_SEEN, 1.0, samples), (_TOKENS_SEEN, length, tokens)):
         for name in evidence.names("train"):
             series = evidence.series(name)
             if series is None or not pattern.search(series.tag) or per_sample is None:
                 continue
             growth = _growth(series)
             if growth is not None:
-                text = f"{growth:.6g} {what} per step in {series.tag}"
-                text += f", {length:.0f} per sequence" if what == "tokens" and length else ""
+                each = what is tokens and length
+                text = Text(
+                    f"{growth:.6g} {what.en} per step in {series.tag}"
+                    + (f", {length:.0f} per sequence" if each else ""),
+                    f"{series.tag} 每步 {growth:.6g} 个{what.zh}" + (f"，每条序列 {length:.0f} 个" if each else ""),
+                )
                 return _Batch(growth / per_sample, text, _EVEN, hit_at(series.good, 0))
     return None
 
@@ -161,7 +174,10 @@ def _by_epochs(evidence: Evidence) -> _Batch | None:
     if not samples or len(attempts) != 1 or attempts[0] is None:
         return None
     found = attempts[0]
-    text = f"{1 / found.per_step:.6g} steps per epoch over {samples:.0f} samples"
+    text = Text(
+        f"{1 / found.per_step:.6g} steps per epoch over {samples:.0f} samples",
+        f"每个 epoch {1 / found.per_step:.6g} 步，共 {samples:.0f} 个样本",
+    )
     return _Batch(samples * found.per_step, text, found.error, hit_at(found.part, 0))
 
 
@@ -189,7 +205,7 @@ def _by_last_row(evidence: Evidence) -> _Batch | None:
         return None
     # the rates are rounded to three digits behind the point, and every epoch may end with a shorter batch
     error = 0.0005 / samples + 0.0005 / steps + 1.5 * (evidence.number("num_train_epochs") or 1.0) / total
-    text = f"{samples:.6g} samples and {steps:.6g} steps per second"
+    text = Text(f"{samples:.6g} samples and {steps:.6g} steps per second", f"每秒 {samples:.6g} 个样本、{steps:.6g} 步")
     return _Batch(samples / steps, text, error, hit_at(rate.good, -1))
 
 
@@ -257,7 +273,7 @@ def _with_implied_ranks(evidence: Evidence, counted: _Batch) -> _Batch | None:
     if not micro or not k or evidence.number("world_size") is not None:
         return None
     ranks = max(1, round(counted.size / (micro * k)))
-    return _Batch(micro * k * ranks, f"{micro:.0f} x {k:.0f} accumulation steps x {ranks} ranks")
+    return _Batch(micro * k * ranks, _product(micro, k, ranks))
 
 
 def _hit(found: _Batch, facts: dict[str, Fact]) -> Hit:

@@ -8,7 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check
+from gradforensics.diagnosis import evidence_words
+from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
 from gradforensics.tables import Evidence
 
 _UNWRITTEN = ("cut", "empty", "missing")  # what a save that broke off leaves
@@ -70,7 +71,10 @@ def _unread(evidence: Evidence) -> bool:
 
 def _hit(row: Mapping[str, Any], whole: list[int], count: int) -> Hit:
     before = None if row["step"] is None else max((step for step in whole if step < row["step"]), default=None)
-    facts = {"checkpoint": row["path"], "file": row["damaged"], "damage": row["damage_text"], "checkpoints": count}
+    damage = evidence_words.damage(row["damage"], row["damage_text"])
+    facts: dict[str, Fact] = {
+        "checkpoint": row["path"], "file": row["damaged"], "damage": damage, "checkpoints": count,
+    }  # fmt: skip
     return Hit(row["step"], before, "checkpoints", source=row["damaged"], facts=facts)
 
 

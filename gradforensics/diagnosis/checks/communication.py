@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gradforensics.diagnosis import evidence_words
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.languages import Text
 from gradforensics.patterns import lazy
 from gradforensics.tables import Event, Evidence
 
@@ -134,7 +136,8 @@ def _of_messages(evidence: Evidence, told: Sequence[Event], dumped: Failure | No
     first = _first(told)
     cause = _cause(evidence, told)
     if cause is not None:
-        facts = {"cause": cause.text[:200], "rank": _named([cause.rank] if cause.rank is not None else [])}
+        rank = "?" if cause.rank is None else str(cause.rank)
+        facts = {"cause": cause.text[:200], "rank": rank}
         return Failure("consequence", first, facts=facts)
     waiting = tuple(sorted({e.rank for e in told if e.rank is not None}))
     if _after_training(evidence, first):
@@ -207,7 +210,7 @@ def _after_training(evidence: Evidence, first: Event) -> bool:
     return planned is not None and evidence.steps is not None and evidence.steps[1] >= planned
 
 
-def _differing_calls(told: Iterable[Event]) -> str | None:
+def _differing_calls(told: Iterable[Event]) -> Text | None:
     """What several ranks waited in under one number of one group, where they waited in different operations."""
     calls: dict[tuple[object, object], dict[int, tuple[object, object]]] = {}
     for event in told:
@@ -217,8 +220,12 @@ def _differing_calls(told: Iterable[Event]) -> str | None:
             place.setdefault(event.rank, (data["collective"], data.get("numel_in")))
     for (_, sequence), by_rank in calls.items():
         if len(set(by_rank.values())) > 1 and _comparable(by_rank.values()):
-            each = (f"rank {rank}: {name} of {count}" for rank, (name, count) in sorted(by_rank.items())[:6])
-            return f"#{sequence}: {'; '.join(each)} elements"
+            each = [(rank, name, count) for rank, (name, count) in sorted(by_rank.items())[:6]]
+            english = "; ".join(f"rank {rank}: {name} of {count}" for rank, name, count in each)
+            chinese = evidence_words.calls(
+                sequence, [(str(r), f"{name} of {count} elements") for r, name, count in each]
+            )
+            return Text(f"#{sequence}: {english} elements", chinese)
     return None
 
 
@@ -276,7 +283,7 @@ def _of_dumps(evidence: Evidence, told: Sequence[Event]) -> Failure | None:
     waiting = tuple(event.data.get("waiting", ()))
     facts: dict[str, Fact] = {"collective": _call(event)}
     if event.kind == "collective_mismatch":
-        return Failure("mismatch", event, sure, absent, waiting, {**facts, "calls": event.text[:300]})
+        return Failure("mismatch", event, sure, absent, waiting, {**facts, "calls": evidence_words.event(event)})
     if not absent:
         return Failure("unnamed", event, sure, (), waiting, facts) if sure or evidence.ending.kind in _SPENT else None
     return Failure("missing-rank", event, sure, absent, waiting, facts)
@@ -307,7 +314,7 @@ def _of_stacks(evidence: Evidence) -> Failure | None:
     if not waiting or not others or len(others) > len(waiting):
         return None
     odd = others[0]
-    facts: dict[str, Fact] = {"where": odd.text[:200], "processes": len(waiting)}
+    facts: dict[str, Fact] = {"where": evidence_words.event(odd), "processes": len(waiting)}
     missing = tuple(e.rank for e in others if e.rank is not None)
     return Failure("silent", odd, sure=False, missing=missing, facts=facts)
 
@@ -330,7 +337,8 @@ def communication_failed(evidence: Evidence, *, how: str, proof: str) -> Answer:
     event = found.event
     limit = event.data.get("timeout_ms") or event.data.get("ran_ms")
     facts: dict[str, Fact] = {
-        "rank": _named(found.missing), "waiting": _named(found.waiting), "message": event.text[:200],
+        "rank": evidence_words.ranks(found.missing), "waiting": evidence_words.ranks(found.waiting),
+        "message": evidence_words.event(event),
         "collective": _call(event), "limit": limit and float(limit) / 1000,
     }  # fmt: skip
     step, after = _place(evidence, event)
@@ -338,10 +346,12 @@ def communication_failed(evidence: Evidence, *, how: str, proof: str) -> Answer:
     return [Hit(step, after, source=event.source, line=event.line, facts=facts)]
 
 
-def _call(event: Event) -> str:
+def _call(event: Event) -> Text | str:
     """The collective that a message names, else the line of the program that called it."""
     name, where = event.data.get("collective"), event.data.get("where")
-    return str(name) if name else f"called in {where}" if where else "not named"
+    if name:
+        return str(name)
+    return Text(f"called in {where}", f"在 {where} 中调用") if where else Text("not named", "未写明")
 
 
 def _place(evidence: Evidence, event: Event) -> tuple[int | None, int | None]:
@@ -349,12 +359,6 @@ def _place(evidence: Evidence, event: Event) -> tuple[int | None, int | None]:
     last = event.step if event.step is not None else (evidence.steps or (None, None))[1]
     loss = evidence.series("loss")
     return (None, None) if last is None else (last + max(1, round(loss.cadence) if loss is not None else 1), last)
-
-
-def _named(ranks: Iterable[int]) -> str:
-    found = sorted(ranks)
-    more = f" and {len(found) - 8} more" if len(found) > 8 else ""
-    return ", ".join(map(str, found[:8])) + more if found else "?"
 
 
 @check(needs=[], facts=["variables"])

@@ -83,11 +83,11 @@ def first_gradient_nonfinite(evidence: Evidence, *, points: int) -> Answer:
     answer = _gradient_first(evidence, points, masked=True)
     if isinstance(answer, Missing):
         return answer
-    norms = {i: norm for i, (_, _, norm) in enumerate(_by_attempt(evidence), 1)}
+    norms: dict[Fact, Series | None] = {i: norm for i, (_, _, norm) in enumerate(_by_attempt(evidence), 1)}
     return [
         hit
         for hit in answer
-        if (norm := norms[int(hit.facts["attempt"] or 0)]) is not None
+        if (norm := norms.get(hit.facts["attempt"])) is not None
         and hit.step == norm.steps[0]
         and hit.facts["loss_there"]
         and (norm.steps[0] <= 1 or norm.cadence <= 1)

@@ -8,30 +8,61 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from gradforensics import signals
+from gradforensics.diagnosis import evidence_words
 from gradforensics.diagnosis.checks.communication import complaints
 from gradforensics.diagnosis.checks.replicas import slow_rank
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.languages import Text
 from gradforensics.patterns import lazy
 from gradforensics.tables import Event, Evidence, Series
 
 # What NVIDIA's Xid catalog calls the numbers that the rule names (docs.nvidia.com/deploy/xid-errors).
-XID_NAMES: dict[int, str] = {
-    46: "GPU stopped processing", 48: "uncorrectable ECC error", 54: "auxiliary power is not connected",
-    61: "internal micro-controller breakpoint", 62: "internal micro-controller halt",
-    64: "failure to record a remapped row or retired page", 74: "NVLink error", 79: "GPU has fallen off the bus",
-    92: "high rate of single-bit ECC errors", 94: "contained memory error", 95: "uncontained memory error",
-    109: "context switch timeout", 110: "security fault", 119: "GSP RPC timeout", 120: "GSP error",
-    121: "corrected C2C errors", 136: "link training failed", 140: "unrecovered ECC error",
-    143: "GPU initialization error", 144: "NVLink SAW error", 145: "NVLink RLW error", 146: "NVLink TLW error",
-    147: "NVLink TREX error", 148: "NVLink NVLPW_CTRL error", 149: "NVLink NETIR error", 150: "NVLink MSE error",
-    157: "failure to retire a resource", 158: "GPU fatal timeout", 167: "PCIe fatal timeout",
-    169: "internal micro-controller halt", 171: "uncorrectable DRAM error", 172: "uncorrectable SRAM error",
-}  # fmt: skip
+XID_NAMES: dict[int, Text] = {
+    46: Text("GPU stopped processing", "GPU 停止处理"),
+    48: Text("uncorrectable ECC error", "不可纠正的 ECC 错误"),
+    54: Text("auxiliary power is not connected", "未接辅助电源"),
+    61: Text("internal micro-controller breakpoint", "内部微控制器断点"),
+    62: Text("internal micro-controller halt", "内部微控制器停止"),
+    64: Text("failure to record a remapped row or retired page", "未能记录重映射的行或停用的页"),
+    74: Text("NVLink error", "NVLink 错误"),
+    79: Text("GPU has fallen off the bus", "GPU 从总线上丢失"),
+    92: Text("high rate of single-bit ECC errors", "单比特 ECC 错误率过高"),
+    94: Text("contained memory error", "已隔离的显存错误"),
+    95: Text("uncontained memory error", "未隔离的显存错误"),
+    109: Text("context switch timeout", "上下文切换超时"),
+    110: Text("security fault", "安全故障"),
+    119: Text("GSP RPC timeout", "GSP RPC 超时"),
+    120: Text("GSP error", "GSP 错误"),
+    121: Text("corrected C2C errors", "已纠正的 C2C 错误"),
+    136: Text("link training failed", "链路训练失败"),
+    140: Text("unrecovered ECC error", "未恢复的 ECC 错误"),
+    143: Text("GPU initialization error", "GPU 初始化错误"),
+    144: Text("NVLink SAW error", "NVLink SAW 错误"),
+    145: Text("NVLink RLW error", "NVLink RLW 错误"),
+    146: Text("NVLink TLW error", "NVLink TLW 错误"),
+    147: Text("NVLink TREX error", "NVLink TREX 错误"),
+    148: Text("NVLink NVLPW_CTRL error", "NVLink NVLPW_CTRL 错误"),
+    149: Text("NVLink NETIR error", "NVLink NETIR 错误"),
+    150: Text("NVLink MSE error", "NVLink MSE 错误"),
+    157: Text("failure to retire a resource", "未能停用资源"),
+    158: Text("GPU fatal timeout", "GPU 致命超时"),
+    167: Text("PCIe fatal timeout", "PCIe 致命超时"),
+    169: Text("internal micro-controller halt", "内部微控制器停止"),
+    171: Text("uncorrectable DRAM error", "不可纠正的 DRAM 错误"),
+    172: Text("uncorrectable SRAM error", "不可纠正的 SRAM 错误"),
+}
 _NVLINK5 = range(144, 151)  # one number for fatal errors and for those without effect: the message tells which
+# What nvidia-smi reports of memory that cannot be repaired any more.
+_MEMORY_FAULTS = {
+    "row remapping failed": "行重映射失败",
+    "sram threshold exceeded": "超过 SRAM 阈值",
+    "unrepairable memory": "显存无法修复",
+}
 _ZONES = 26 * 3600.0  # seconds: no two clocks of one moment are further apart, whatever their zones
 _SOON = (60.0, 1500.0)  # seconds after a failure that neither the writing of a line nor a half-hour zone explains
 _TRAINERS = lazy(r"python|pt_|torchrun|deepspeed|accelerate|ray::", re.IGNORECASE)
@@ -46,6 +77,7 @@ _FAILURES = frozenset(
     }
 )  # fmt: skip
 _FACTS = ("device", "host", "count", "what", "message")
+_Describe: TypeAlias = Callable[[Event], "Text | str"]
 
 
 def _watched(evidence: Evidence) -> bool:
@@ -97,7 +129,7 @@ def survived(evidence: Evidence) -> bool:
     return evidence.ending.kind == "completed" and not failed and len(launches) < 2
 
 
-def _answer(evidence: Evidence, events: Sequence[Event], describe: Callable[[Event], str], outlived: str) -> Answer:
+def _answer(evidence: Evidence, events: Sequence[Event], describe: _Describe, outlived: str) -> Answer:
     """One hit for the first of the events of each device.
 
     outlived: "yes" asks for a run that completed all the same, "no" for one that did not, "any" for both.
@@ -116,7 +148,7 @@ def _first_of_each(events: Iterable[Event]) -> list[Event]:
     return list(firsts.values())[:16]
 
 
-def _hit(evidence: Evidence, event: Event, events: Sequence[Event], describe: Callable[[Event], str]) -> Hit:
+def _hit(evidence: Evidence, event: Event, events: Sequence[Event], describe: _Describe) -> Hit:
     same = [e for e in events if (_host(e), device(e)) == (_host(event), device(event))]
     facts: dict[str, Fact] = {
         "device": device(event) or None, "host": _host(event) or _only_host(evidence) or None,
@@ -181,9 +213,13 @@ def xid_reported(evidence: Evidence, *, numbers: str, outlived: str) -> Answer:
     """
     wanted = _numbers(numbers)
     events = [e for e in _of(evidence, "xid") if e.data.get("number") in wanted and _fatal(e)]
-    return _answer(
-        evidence, events, lambda e: f"Xid {e.data['number']} ({XID_NAMES.get(e.data['number'], '?')})", outlived
-    )
+    return _answer(evidence, events, _xid_words, outlived)
+
+
+def _xid_words(event: Event) -> Text | str:
+    number = event.data["number"]
+    named = XID_NAMES.get(number)
+    return f"Xid {number}" if named is None else Text(f"Xid {number} ({named.en})", f"Xid {number}（{named.zh}）")
 
 
 def _fatal(event: Event) -> bool:
@@ -195,7 +231,7 @@ def gpu_lost(evidence: Evidence, *, outlived: str) -> Answer:
     """The driver or nvidia-smi reached a GPU no more, or a program was told that it is lost."""
     events = _of(evidence, "gpu_fallen")
     events += [e for e in _of(evidence, "cuda_error") if e.data.get("error") == "lost"]
-    return _answer(evidence, events, lambda _: "GPU lost from the bus", outlived)
+    return _answer(evidence, events, lambda _: Text("GPU lost from the bus", "GPU 从总线上丢失"), outlived)
 
 
 @check(needs=[], facts=_FACTS)
@@ -215,7 +251,7 @@ def _gpu_memory(event: Event, sram: int) -> bool:
         return False
     if data.get("error") == "uncorrectable":
         return True  # a program was told
-    if data.get("what") in ("row remapping failed", "sram threshold exceeded", "unrepairable memory"):
+    if data.get("what") in _MEMORY_FAULTS:
         return True
     if data.get("scope") == "volatile":
         return True
@@ -223,9 +259,11 @@ def _gpu_memory(event: Event, sram: int) -> bool:
     return data.get("scope") == "aggregate" and "sram" in where and int(data.get("count", 0)) > sram
 
 
-def _memory_words(event: Event) -> str:
-    what = event.data.get("what")
-    return str(what) if what else f"{event.data.get('scope') or 'an'} uncorrectable ECC error"
+def _memory_words(event: Event) -> Text:
+    what, scope = event.data.get("what"), event.data.get("scope")
+    if what:
+        return Text(str(what), _MEMORY_FAULTS.get(what, str(what)))
+    return Text(f"{scope or 'an'} uncorrectable ECC error", "不可纠正的 ECC 错误" + (f"（{scope}）" if scope else ""))
 
 
 @check(needs=[], facts=_FACTS)
@@ -239,7 +277,10 @@ def switch_failed(evidence: Evidence, *, outlived: str) -> Answer:
 def driver_failed(evidence: Evidence, *, outlived: str) -> Answer:
     """The GPU driver could not start a GPU, or its memory manager gave up."""
     events = [e for e in _of(evidence, "gpu_driver") if e.data.get("error") in ("init_failed", "uvm")]
-    words = {"init_failed": "the driver could not initialise the GPU", "uvm": "fatal error of nvidia-uvm"}
+    words = {
+        "init_failed": Text("the driver could not initialise the GPU", "驱动无法初始化 GPU"),
+        "uvm": Text("fatal error of nvidia-uvm", "nvidia-uvm 的致命错误"),
+    }
     return _answer(evidence, events, lambda e: words[e.data["error"]], outlived)
 
 
@@ -263,9 +304,11 @@ def slowed_by_heat(evidence: Evidence, *, slowdown: float, tolerance: float, sha
     return [Hit(onset, after, "step_time", value=later, source=events[0].source, line=events[0].line, facts=facts)]
 
 
-def _heat_words(event: Event) -> str:
+def _heat_words(event: Event) -> Text | str:
     reason = event.data.get("reason")
-    return str(reason) if reason else ("GPU too hot" if _GPU_HEAT.search(event.text) else "CPU clock throttled")
+    if reason:
+        return str(reason)
+    return Text("GPU too hot", "GPU 过热") if _GPU_HEAT.search(event.text) else Text("CPU clock throttled", "CPU 降频")
 
 
 def _slower(series: Series, slowdown: float) -> tuple[int, int | None, float, float] | None:
@@ -293,18 +336,20 @@ def host_failed(evidence: Evidence, *, outlived: str) -> Answer:
     return _answer(evidence, events, _host_words, outlived)
 
 
-def _host_words(event: Event) -> str:
+def _host_words(event: Event) -> Text | str:
+    """What failed on the host; "" for what is no failure."""
     data = event.data
     if event.kind == "mce":
-        return "uncorrected machine check" if data.get("corrected") is False else ""
+        return Text("uncorrected machine check", "未纠正的机器检查错误") if data.get("corrected") is False else ""
     if event.kind == "ecc":
         uncorrected = data.get("where") == "host memory" and data.get("corrected") is False
-        return "uncorrected error of host memory" if uncorrected else ""
+        return Text("uncorrected error of host memory", "主机内存的未纠正错误") if uncorrected else ""
     if event.kind == "pcie_error":
-        return "fatal PCIe error" if re.search(r"Uncorrected \(Fatal\)|DPC: containment", event.text) else ""
+        fatal = re.search(r"Uncorrected \(Fatal\)|DPC: containment", event.text)
+        return Text("fatal PCIe error", "PCIe 致命错误") if fatal else ""
     if event.kind == "lockup":
-        return "hard lockup of a CPU" if "hard LOCKUP" in event.text else ""
-    return "kernel panic"
+        return Text("hard lockup of a CPU", "CPU 硬死锁") if "hard LOCKUP" in event.text else ""
+    return Text("kernel panic", "内核崩溃")
 
 
 @check(needs=[], facts=("device", "host", "count", "what", "message", "process", "seconds"))
@@ -319,14 +364,14 @@ def task_hung(evidence: Evidence, *, waits: str, reports: int, outlived: str) ->
         blocked.setdefault((_host(event), event.data.get("pid")), []).append(event)
     long = [those for those in blocked.values() if len(those) >= reports]
     chosen = [those for those in long if any(e.data.get("waits") == waits for e in those)]
-    answer = _answer(evidence, [those[0] for those in chosen], lambda _: f"blocked, waits for: {waits}", outlived)
+    answer = _answer(evidence, [those[0] for those in chosen], lambda _: evidence_words.waits_for(waits), outlived)
     if isinstance(answer, Missing) or not answer:
         return answer
     longest = max(chosen, key=len)
     first = longest[0]
     span = None if first.time is None or longest[-1].time is None else longest[-1].time - first.time
     seconds = float(first.data.get("seconds", 120)) + (span or 0.0)
-    hit = _hit(evidence, first, longest, lambda _: f"blocked, waits for: {waits}")
+    hit = _hit(evidence, first, longest, lambda _: evidence_words.waits_for(waits))
     facts = {**hit.facts, "process": str(first.data.get("process")), "seconds": seconds}
     return [Hit(hit.step, hit.after, source=hit.source, line=hit.line, facts=facts)]
 
@@ -337,7 +382,12 @@ def storage_failed(evidence: Evidence, *, outlived: str) -> Answer:
     events = _of(evidence, "file_system", "io_error")
     if events and not any(_BROKEN_FILES.search(e.text) for e in evidence.events_of("exception")):
         return Missing("an error of the program that shows that the disk or the file system failed it")
-    return _answer(evidence, events, lambda e: f"error of {e.data.get('name') or 'a disk'}", outlived)
+    return _answer(evidence, events, _storage_words, outlived)
+
+
+def _storage_words(event: Event) -> Text:
+    name = event.data.get("name")
+    return Text(f"error of {name or 'a disk'}", f"{name or '某个磁盘'}出错")
 
 
 @check(needs=[], facts=_FACTS)
@@ -348,7 +398,7 @@ def network_lost(evidence: Evidence, *, outlived: str) -> Answer:
     moments = [e.time for e in told if e.time is not None]
     if moments:
         events = [e for e in events if e.time is None or abs(e.time - min(moments)) < _ZONES]
-    return _answer(evidence, events if told else [], lambda _: "network link down", outlived)
+    return _answer(evidence, events if told else [], lambda _: Text("network link down", "网络链路断开"), outlived)
 
 
 CHECKS: tuple[Check, ...] = (

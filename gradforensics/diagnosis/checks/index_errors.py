@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.languages import Text
 from gradforensics.patterns import lazy
 from gradforensics.tables import Event, Evidence
 
@@ -14,6 +15,8 @@ _IDS = lazy(
 )
 _OTHER_INDEX = lazy(r"index out of bounds|idx_dim >= 0 && idx_dim < index_size|index >= -sizes|-sizes\[i\] <= index")
 _SHOWN = 3
+_LATER = Text("the traceback may name a later line", "调用栈可能指向后面的一行")
+_THERE = Text("the traceback names the line", "调用栈指出了该行")
 
 
 def _kind(event: Event) -> str | None:
@@ -68,9 +71,9 @@ def _hit(event: Event, count: int) -> Hit:
     facts: dict[str, Fact] = {
         "message": event.text.strip()[:200],
         "id": index if isinstance(index, int) else None,
-        "where": where if isinstance(where, str) else "not said",
+        "where": where if isinstance(where, str) else Text("not said", "未写明"),
         "count": count,
-        "asynchronous": "the traceback may name a later line" if on_device else "the traceback names the line",
+        "asynchronous": _LATER if on_device else _THERE,
     }
     value = float(index) if isinstance(index, int) else None
     return Hit(event.step, None, None, event.kind, value, event.source, event.line, None, facts)

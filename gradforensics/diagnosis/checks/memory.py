@@ -10,6 +10,7 @@ import numpy as np
 
 from gradforensics import trend_signals
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
+from gradforensics.languages import Text
 from gradforensics.patterns import lazy
 from gradforensics.tables import Event, Evidence, Series
 
@@ -310,6 +311,7 @@ def _around(event: Event, attempts: list[Series], last: int) -> tuple[int, int]:
     return (0, 0) if event.step is None else (1, 0)
 
 
+_ON, _OFF = Text("on", "已开启"), Text("off", "未开启")
 _OOM_FACTS = ("asked", "total", "allocated", "unallocated", "where", "checkpointing", "last_step", "points")
 
 
@@ -337,7 +339,7 @@ def _oom_hit(evidence: Evidence, end: _End, **more: Fact) -> Hit:
         "allocated": _size(event.data.get("allocated")),
         "unallocated": _size(_free_but_reserved(event)),
         "where": str(event.data["where"]) if "where" in event.data else None,
-        "checkpointing": None if flag is None else "on" if flag in (True, "true", 1) else "off",
+        "checkpointing": None if flag is None else _ON if flag in (True, "true", 1) else _OFF,
         "last_step": event.step,
         "points": end.points,
     }

@@ -16,6 +16,7 @@ from typing import Any
 from gradforensics import checkpoint_signals
 from gradforensics.checkpoint_signals import Saved, nonfinite
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.languages import Text
 from gradforensics.parameter_names import kind_of, layer_of
 from gradforensics.tables import Evidence
 
@@ -67,7 +68,7 @@ def _hit(spread: _Spread, place: str, tensor: str) -> Hit:
         "bad": len(spread.bad),
         "good": len(spread.good),
         "values": sum(map(nonfinite, spread.rows.values())),
-        "last_finite": "none" if spread.before is None else spread.before.path,
+        "last_finite": Text("none", "无") if spread.before is None else spread.before.path,
     }
     after = None if spread.before is None else spread.before.step
     source = spread.rows[tensor]["source"]

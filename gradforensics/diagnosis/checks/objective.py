@@ -10,12 +10,14 @@ import numpy as np
 from gradforensics import signals
 from gradforensics.diagnosis.checks.loss import descending_loss, of_trainer, parts_of_loss, predicts_tokens
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
+from gradforensics.languages import Text
 from gradforensics.tables import Evidence, Phase, Series
 
 _SETTLED = 0.25  # |ln| of the change of the training loss around an evaluation beyond which no ratio is read
 _CONSTANT = 0.1  # standard deviation of ln(train / eval); healthy public runs 0.004 to 0.05, overfitting ones 0.4 to 2
 _MANY = 1000  # evaluations beyond which only some are compared
 _BITS = 1.0 / math.log(2.0)  # bits per nat
+_BITS_PER_TOKEN = Text("bits per token", "每 token 的比特")
 _LEAST_NATS = 0.1  # below it a rounded perplexity says too little of its logarithm
 _LEAST_VOCABULARY = 256  # below it V lies too close to ln V times a few
 _AGREE = 0.1  # of the first value
@@ -77,20 +79,24 @@ def _compare(evidence: Evidence) -> Ratios | Missing | None:
     return Ratios(train, held_out.where(settled), typical, spread, wide)
 
 
-def _multiples(evidence: Evidence, of: str) -> list[tuple[int, str]] | Missing:
+def _multiples(evidence: Evidence, of: str) -> list[tuple[int, Text]] | Missing:
     """The whole numbers that a logged loss may be multiplied by, with what each of them is."""
     accumulation, ranks = evidence.number("gradient_accumulation_steps"), evidence.number("world_size")
     k, world = int(accumulation or 1), int(ranks or 1)
     if of == "ranks":
         if ranks is None:
             return Missing("settings:world_size")
-        return [(world, f"the {world} ranks")] if world > 1 and world != k else []
+        return [(world, Text(f"the {world} ranks", f"{world} 个 rank"))] if world > 1 and world != k else []
     if accumulation is None:
         return Missing("settings:gradient_accumulation_steps")
-    found = [(k, f"the {k} accumulation steps")] if k > 1 else []
+    found = [(k, _accumulated(k))] if k > 1 else []
     if k > 1 and world > 1:
-        found.append((k * world, f"{k} accumulation steps x {world} ranks"))
+        found.append((k * world, Text(f"{k} accumulation steps x {world} ranks", f"{k} 个累积步 x {world} 个 rank")))
     return found
+
+
+def _accumulated(steps: int) -> Text:
+    return Text(f"the {steps} accumulation steps", f"{steps} 个累积步")
 
 
 def _near(value: float, expected: float, tolerance: float) -> bool:
@@ -134,7 +140,7 @@ def train_loss_is_fraction_of_eval(evidence: Evidence, *, least: float, toleranc
     return _ratio_hits(found, [(n, t) for n, t in numbers if _near(found.typical * n, 1.0, tolerance)])
 
 
-def _ratio_hits(found: Ratios, matching: list[tuple[int, str]]) -> list[Hit]:
+def _ratio_hits(found: Ratios, matching: list[tuple[int, Text]]) -> list[Hit]:
     if not matching or found.spread > _CONSTANT:
         return []
     number, text = matching[0]
@@ -228,17 +234,19 @@ def starts_at_multiple_of_chance(evidence: Evidence, *, of: str, least: float, l
     return [hit_at(start.loss, 0, facts, expected=number, of=text)]
 
 
-def _token_counts(evidence: Evidence) -> list[tuple[float, str]]:
+def _token_counts(evidence: Evidence) -> list[tuple[float, Text]]:
     """Counts of tokens that a sum may run over, by the settings: of a sequence, a micro-batch, a step."""
     batch, length = evidence.number("per_device_train_batch_size"), evidence.number("max_seq_length")
     if not length or length < 2:
         return []
-    found = [(length, f"{length:.0f} tokens of a sequence")]
+    found = [(length, Text(f"{length:.0f} tokens of a sequence", f"一条序列的 {length:.0f} 个 token"))]
     if batch:
-        found.append((batch * length, f"{batch:.0f} x {length:.0f} tokens of a micro-batch"))
+        size = f"{batch:.0f} x {length:.0f}"
+        found.append((batch * length, Text(f"{size} tokens of a micro-batch", f"一个微批次的 {size} 个 token")))
         k = evidence.number("gradient_accumulation_steps") or 1.0
         if k > 1:
-            found.append((batch * length * k, f"{k:.0f} x {batch:.0f} x {length:.0f} tokens of a step"))
+            size = f"{k:.0f} x {size}"
+            found.append((batch * length * k, Text(f"{size} tokens of a step", f"一步的 {size} 个 token")))
     return found
 
 
@@ -292,7 +300,7 @@ def loss_differs_from_log_perplexity(evidence: Evidence, *, points: int) -> Answ
             continue
         if not _near(typical, _BITS, 0.05):
             return []
-        return [hit_at(loss, 0, unit="bits per token", factor=typical, start=float(loss.values[0]))]
+        return [hit_at(loss, 0, unit=_BITS_PER_TOKEN, factor=typical, start=float(loss.values[0]))]
     return Missing("series:perplexity")
 
 
@@ -309,9 +317,9 @@ def starts_in_other_units(evidence: Evidence, *, low: float, high: float) -> Ans
     if float(np.ptp(start.loss.values[:3])) > _AGREE * start.first:
         return []
     if low <= start.first / start.vocabulary <= high and start.vocabulary >= _LEAST_VOCABULARY:
-        return [hit_at(start.loss, 0, unit="a perplexity", factor=None, start=start.first)]
+        return [hit_at(start.loss, 0, unit=Text("a perplexity", "困惑度"), factor=None, start=start.first)]
     if low <= start.ratio / _BITS <= high:
-        return [hit_at(start.loss, 0, unit="bits per token", factor=_BITS, start=start.first)]
+        return [hit_at(start.loss, 0, unit=_BITS_PER_TOKEN, factor=_BITS, start=start.first)]
     return []
 
 
@@ -408,7 +416,7 @@ def loss_is_multiple_of_baseline(evidence: Evidence, *, tolerance: float, points
         return series
     then = other.series("loss")
     facts: dict[str, Fact] = {"ratio": loss, "norm_ratio": norm, "expected": int(steps)}
-    facts |= {"of": f"the {int(steps)} accumulation steps", "start": float(series.values[0])}
+    facts |= {"of": _accumulated(int(steps)), "start": float(series.values[0])}
     return [hit_at(series, 0, facts, start_then=None if then is None else float(then.good.values[0]))]
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gradforensics import checkpoint_signals
 from gradforensics.checkpoint_signals import FULL, Group, Pair, adam_like, nonfinite, plain
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.languages import Text
 from gradforensics.tables import Evidence, Series
 
 _PLAIN_ERROR = 1e-3  # of v: above, the two states are not one update apart by their betas
@@ -210,7 +211,7 @@ def _is(ratio: float, factor: float, exact: float) -> bool:
     return abs(ratio / factor - 1) <= exact
 
 
-def _factors(evidence: Evidence, one: _Recovered) -> list[tuple[str, float]]:
+def _factors(evidence: Evidence, one: _Recovered) -> list[tuple[Text | str, float]]:
     """Numbers of this run that a gradient may be multiplied by or divided by, with their names."""
     steps = evidence.number("gradient_accumulation_steps") or 1.0
     processes = evidence.number("world_size") or 1.0
@@ -223,7 +224,7 @@ def _factors(evidence: Evidence, one: _Recovered) -> list[tuple[str, float]]:
     return [
         *found,
         *((f"1 / ({name})" if "*" in name else f"1 / {name}", 1 / value) for name, value in found),
-        *(("the loss scale", scale) for scale in _scales(evidence, one)),
+        *((Text("the loss scale", "损失缩放"), scale) for scale in _scales(evidence, one)),
     ]
 
 

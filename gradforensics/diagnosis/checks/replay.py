@@ -14,10 +14,22 @@ from gradforensics.diagnosis.checks.loss import lasting_bad
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, check
 from gradforensics.experiment_rows import Located, results
 from gradforensics.experiments import Result
+from gradforensics.languages import LANGUAGES, Text
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence
 
 _KINDS = {"nan": ("NaN", math.nan), "posinf": ("Infinity", math.inf), "neginf": ("-Infinity", -math.inf)}
+_PHASES = {
+    "forward": Text("forward", "前向"),
+    "backward": Text("backward", "反向"),
+    "state": Text("state", "状态"),
+    "batch": Text("batch", "批次"),
+}
+_PLACES = {
+    "micro_batch": Text("micro-batch", "微批次"),
+    "sample": Text("sample", "样本"),
+    "token": Text("token", "token"),
+}
 _GRAPH_ERRORS = lazy(
     r"backward through the graph a second time|modified by an inplace operation|"
     r"Recomputed values for the following tensors have different metadata|"
@@ -45,11 +57,11 @@ def _count(result: Result, name: str) -> int | None:
     return int(value) if value is not None and math.isfinite(value) else None
 
 
-def _element(result: Result) -> str | None:
+def _element(result: Result) -> Text | None:
     """Where in the batch: "micro-batch 0, sample 5, token 12", what of it is known."""
-    places = (("micro-batch", "micro_batch"), ("sample", "sample"), ("token", "token"))
-    known = [f"{word} {n}" for word, name in places if (n := _count(result, name)) is not None]
-    return ", ".join(known) or None
+    known = [(word, n) for name, word in _PLACES.items() if (n := _count(result, name)) is not None]
+    english, chinese = ([f"{word.in_(language)} {n}" for word, n in known] for language in LANGUAGES)
+    return Text(", ".join(english), "、".join(chinese)) if known else None
 
 
 # -- the graph -------------------------------------------------------------------------------------------------------
@@ -159,7 +171,7 @@ def _bad_values(evidence: Evidence, phases: Sequence[str], *, survived: bool) ->
         facts: dict[str, Fact] = {name: _text(result, name) for name in ("module", "operation", "source_line")}
         facts |= {"kind": word, "element": _element(result)}
         facts |= {name: result.number(name) for name in ("input_min", "input_max")}
-        facts |= {"input_nonfinite": _count(result, "input_nonfinite"), "phase": phase}
+        facts |= {"input_nonfinite": _count(result, "input_nonfinite"), "phase": _PHASES[phase]}
         hits.append(_hit(one, facts, value=value, after=_last_finite(evidence, result.step)))
     return hits
 
@@ -201,7 +213,7 @@ def _precision(evidence: Evidence, *, survived: bool) -> list[Hit]:
         facts: dict[str, Fact] = {
             "module": _text(result, "module"),
             "precision": _recorded_precision(result),
-            "cured_by": " or ".join(finite) or None,
+            "cured_by": Text(" or ".join(finite), " 或 ".join(finite)) if finite else None,
             "max_activation": None if wide is None else result.number("max_activation", wide),
             "headroom": result.number("headroom"),
             "loss": None if wide is None else result.number("loss", wide),

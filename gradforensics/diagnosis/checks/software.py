@@ -9,6 +9,7 @@ from gradforensics.diagnosis import stacks
 from gradforensics.diagnosis.stacks import Snapshot
 from gradforensics.diagnosis.vocabulary import Answer, Check, Hit, Missing, check
 from gradforensics.diagnosis.vocabulary import Fact as Told
+from gradforensics.languages import Text
 from gradforensics.patterns import lazy
 from gradforensics.tables import Event, Evidence, Fact
 
@@ -90,7 +91,9 @@ def software_in_two_copies(evidence: Evidence) -> Answer:
         for name, fact in stack.named("copy:").items():
             if _NUMERIC.match(f"package:{name}"):
                 first = installed[name].value if name in installed else "?"
-                hits.append(_at(fact, package=name, version=first, other=fact.value, how="installed twice"))
+                hits.append(
+                    _at(fact, package=name, version=first, other=fact.value, how=Text("installed twice", "安装了两次"))
+                )
         hits += _for_two(installed)
         hits += _loaded_elsewhere(stack, installed)
     return hits if judged or hits else Missing(f"{_VERSIONS}: torch and its nvidia packages")
@@ -105,7 +108,7 @@ def _for_two(installed: dict[str, Fact]) -> Iterator[Hit]:
     for family, names in families.items():
         if len(names) > 1 and family in ("nvidia-cudnn", "nvidia-nccl", "nvidia-cublas"):
             first, second = (installed[name] for name in sorted(names)[:2])
-            how = "installed for two CUDA versions into one folder"
+            how = Text("installed for two CUDA versions into one folder", "为两个 CUDA 版本安装到同一文件夹")
             yield _at(first, package=family, version=first.value, other=second.value, how=how)
 
 
@@ -115,7 +118,7 @@ def _loaded_elsewhere(stack: Snapshot, installed: dict[str, Fact]) -> Iterator[H
         loaded = stack.get(key)
         names = [name for name in installed if name.startswith(f"{family}-cu")]
         if loaded is not None and len(names) == 1 and not stacks.same(installed[names[0]].value, loaded.value):
-            how = "installed, but torch loads the other one"
+            how = Text("installed, but torch loads the other one", "已安装，但 torch 加载的是另一份")
             yield _at(loaded, package=names[0], version=installed[names[0]].value, other=loaded.value, how=how)
 
 
@@ -141,7 +144,14 @@ def driver_below_cuda(evidence: Evidence, *, cuda11: str, cuda12: str, cuda13: s
         if driver is not None and stacks.older(driver.value, wanted):
             hits.append(_at(driver, driver=driver.value, cuda=built, wanted=wanted))
         elif driver is None and newest is not None and stacks.release(newest.value)[:1] < stacks.release(built)[:1]:
-            hits.append(_at(newest, driver=f"for CUDA {newest.value}", cuda=built, wanted=wanted))
+            hits.append(
+                _at(
+                    newest,
+                    driver=Text(f"for CUDA {newest.value}", f"面向 CUDA {newest.value}"),
+                    cuda=built,
+                    wanted=wanted,
+                )
+            )
     return hits if judged else Missing("the driver and the CUDA version of torch (gradforensics env)")
 
 
@@ -193,12 +203,13 @@ def software_changed_between_attempts(evidence: Evidence) -> Answer:
     return [hit for a, b in pairs for hit in _differences(a, b, _place(a), _place(b))]
 
 
-def _place(stack: Snapshot) -> str:
-    launch = "" if stack.attempt is None else f", launch {stack.attempt + 1}"
-    return f"{stack.source}{launch}"
+def _place(stack: Snapshot) -> Text | str:
+    if stack.attempt is None:
+        return stack.source
+    return Text(f"{stack.source}, launch {stack.attempt + 1}", f"{stack.source}，第 {stack.attempt + 1} 次启动")
 
 
-def _differences(a: Snapshot, b: Snapshot, first: str, second: str) -> list[Hit]:
+def _differences(a: Snapshot, b: Snapshot, first: Text | str, second: Text | str) -> list[Hit]:
     """What two snapshots both state, and differently."""
     found: list[tuple[str, Fact, str]] = []
     for key, facts in b.facts.items():
@@ -220,13 +231,13 @@ def _differences(a: Snapshot, b: Snapshot, first: str, second: str) -> list[Hit]
 
 @check(needs=["environment"], facts=["package", "version", "fault", "reference", "fixed"])
 def known_software_fault(
-    evidence: Evidence, *, package: str, since: str, before: str, use: str, fault: str, reference: str
+    evidence: Evidence, *, package: str, since: str, before: str, use: str, fault: str, fault_zh: str, reference: str
 ) -> Answer:
     """A version with a documented fault is installed, and the run uses the feature that it concerns.
 
     since, before: the first version with the fault ("0" for all) and the first without; use: accumulation (more than
     one micro-batch per step), half_llama (a Llama or Gemma in half precision) or masked_sdpa (torch's SDPA under
-    masks, as the settings say it).
+    masks, as the settings say it); fault, fault_zh: what is wrong, in English and in Chinese.
     """
     versions = [fact for stack in stacks.snapshots(evidence) for fact in stack.facts.get(f"package:{package}", ())]
     if not versions:
@@ -237,7 +248,12 @@ def known_software_fault(
     used = _uses(evidence, use)
     if isinstance(used, Missing) or not used:
         return used if isinstance(used, Missing) else []
-    facts = {"package": package, "fault": fault, "reference": reference, "fixed": before}
+    facts: dict[str, Told] = {
+        "package": package,
+        "fault": Text(fault, fault_zh),
+        "reference": reference,
+        "fixed": before,
+    }
     return [_at(bad[0], version=bad[0].value, **facts)]
 
 
@@ -268,10 +284,10 @@ def _failures(evidence: Evidence, events: Sequence[Event]) -> Iterator[Hit]:
     for event in events:
         raised = "type" in event.data or "error while loading shared libraries" in event.text
         if raised and _ended(evidence, event):
-            library = str(event.data.get("library") or "a library")
+            library = event.data.get("library")
             symbol = str(event.data.get("symbol") or event.data.get("error") or "")
             facts = {
-                "library": library,
+                "library": str(library) if library else Text("a library", "某个库"),
                 "symbol": symbol,
                 "message": str(event.data.get("message") or event.text)[:300],
             }

@@ -9,6 +9,7 @@ import numpy as np
 
 from gradforensics import signals, trend_signals
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
+from gradforensics.languages import Text
 from gradforensics.patterns import lazy
 from gradforensics.tables import Evidence, Series
 
@@ -113,7 +114,9 @@ def _facts(pace: _Pace, before: float, now: float, share: float) -> dict[str, Fa
         "now": pace.seconds(now),
         "ratio": now / before,
         "share": share,
-        "read": pace.series.tag if pace.logged else f"times of {pace.series.tag}",
+        "read": pace.series.tag
+        if pace.logged
+        else Text(f"times of {pace.series.tag}", f"{pace.series.tag} 各行的时间"),
     }
 
 

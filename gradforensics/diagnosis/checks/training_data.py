@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradforensics import data_signals, signals
+from gradforensics.diagnosis import evidence_words
 from gradforensics.diagnosis.checks.loss import descending_loss, of_trainer
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check, hit_at
 from gradforensics.patterns import lazy
@@ -454,7 +455,7 @@ def copies_in_data(evidence: Evidence, *, share: float, count: int) -> Answer:
     if not found:
         return Missing("data with texts or token ids")
     return [
-        _hit(one, share=one.value, count=one.count, text=one.text)
+        _hit(one, share=one.value, count=one.count, text=evidence_words.copies(one.text))
         for one in found
         if one.value >= share and one.count >= count
     ]

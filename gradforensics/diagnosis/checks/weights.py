@@ -8,16 +8,18 @@ import polars as pl
 
 from gradforensics.checkpoints.model import is_mask
 from gradforensics.diagnosis.vocabulary import Answer, Check, Fact, Hit, Missing, check
+from gradforensics.languages import Text
 from gradforensics.tables import Evidence
 
 _WEIGHTS = ("param", "master")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum")
+_NONE = Text("none", "无")
 _ROLES = {
-    "param": "weights",
-    "master": "weights",
-    "momentum": "momentum",
-    "exp_avg": "exp_avg",
-    "exp_avg_sq": "exp_avg_sq",
+    "param": Text("weights", "权重"),
+    "master": Text("weights", "权重"),
+    "momentum": Text("momentum", "动量"),
+    "exp_avg": Text("exp_avg", "exp_avg"),
+    "exp_avg_sq": Text("exp_avg_sq", "exp_avg_sq"),
 }
 _FACTS = ("checkpoint", "tensors", "of", "values", "checkpoints", "first_in", "last_finite")
 
@@ -71,16 +73,19 @@ def _history(table: pl.DataFrame) -> dict[str, Fact]:
     mine = _with_bad(table.filter(pl.col("nan").is_not_null() & pl.col("role").is_in(list(_ROLES))))
     steps = mine.group_by("checkpoint", maintain_order=True).agg(pl.col("step").first(), pl.col("bad").sum())
     ordered = steps.sort("step", nulls_last=True).iter_rows()
-    last, first = "none", None
+    last: Text | str = _NONE
+    first = None
     for path, step, bad in ordered:
         if bad:
             first = path
-            last = last if step is not None else "none"
+            last = last if step is not None else _NONE
             break
         last = path if step is not None else last
     roles = mine.filter((pl.col("checkpoint") == first) & (pl.col("bad") > 0))["role"].unique(maintain_order=True)
     named = dict.fromkeys(_ROLES[role] for role in roles)
-    return {"first_in": ", ".join(sorted(named)), "last_finite": last}
+    listed = sorted(named)
+    first_in = Text(", ".join(one.en for one in listed), "、".join(one.zh for one in listed))
+    return {"first_in": first_in, "last_finite": last}
 
 
 def _hit(

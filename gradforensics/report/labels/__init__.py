@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradforensics.report.labels import checkpoints, data, needs, page, replay, screen
+from gradforensics.report.labels import checkpoints, data, page, replay, rules
 
 SECTIONS: tuple[Mapping[str, tuple[str, str]], ...] = (
     page.LABELS,
-    screen.LABELS,
-    needs.LABELS,
     checkpoints.LABELS,
     replay.LABELS,
     data.LABELS,
+    rules.LABELS,
 )
 """A key belongs to one section only."""
 LABELS: Mapping[str, tuple[str, str]] = {key: label for section in SECTIONS for key, label in section.items()}
