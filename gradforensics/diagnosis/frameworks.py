@@ -6,13 +6,22 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli
 
 from gradforensics.tables import Evidence
 
 GENERAL = "general"
+_NOT_TORCH = frozenset({"keras"})
+
+
+class Code(NamedTuple):
+    """A fix as code to copy: the framework it is for, what that is called, and the code."""
+
+    framework: str
+    title: str
+    text: str
 
 
 def framework_of(evidence: Evidence) -> str:
@@ -44,6 +53,22 @@ def line(framework: str, language: str, keys: Iterable[str]) -> str:
     table = _table()
     own, general = table.get(framework, {}).get(language, {}), table[GENERAL][language]
     return next((text for lines in (own, general) for key in wanted if (text := lines.get(key))), "")
+
+
+def code_for(framework: str, codes: Mapping[str, str]) -> tuple[Code, ...]:
+    """The code of a rule for a framework: its own first, then that for a plain PyTorch loop where it runs one."""
+    wanted = [framework] if framework in _NOT_TORCH else dict.fromkeys([framework, GENERAL])
+    return tuple(Code(name, title(name), codes[name]) for name in wanted if name in codes)
+
+
+def code_languages() -> dict[str, str]:
+    """The language of the code for every framework."""
+    return {name: marks["code"] for name, marks in _table().items()}
+
+
+def title(framework: str) -> str:
+    """What a framework is called."""
+    return str(_table()[framework]["title"])
 
 
 def _dialects(remark: str) -> list[str]:

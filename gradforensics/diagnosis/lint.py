@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gradforensics.diagnosis.examples import check_example
+from gradforensics.diagnosis.frameworks import code_languages
 from gradforensics.diagnosis.rule_layout import Layout
 from gradforensics.diagnosis.rule_model import is_command
 from gradforensics.diagnosis.rules import Rule, Texts, catalogue_ids, read_rules
@@ -19,6 +22,7 @@ _CHINESE = re.compile(r"[\u4e00-\u9fff]")
 _ENGLISH = re.compile(
     r"(?:\b[a-z]{2,} ){3,}[a-z]{2,}\b"
 )  # four words in a row: a sentence that was left, no name or command
+MOST_LINES, WIDEST_LINE = 8, 100  # of a piece of code
 SHORTEST_SOURCE = 9  # characters: "own default" says where a number comes from, "measured" does not
 
 
@@ -270,11 +274,55 @@ def _harmful(rule: Rule, say: Say) -> Iterator[Complaint]:
     for (language, variant), texts in rule.texts.items():
         place = ".".join([*(["zh"] if language == "zh" else []), *(["variant", variant] if variant else [])])
         for fix in texts.fix:
-            for sentence in _SENTENCES.split(fix):
-                for pattern, reason in _HARMFUL:
-                    found = re.search(pattern, sentence, re.IGNORECASE)
-                    if found and not _WARNS.search(sentence):
-                        yield say(f"this fix does harm ({found[0][:40]!r}): {reason}", fix[:30], place)
+            for harm in _harm(_SENTENCES.split(fix)):
+                yield say(f"this fix does harm {harm}", fix[:30], place)
+    for variant, codes in rule.codes.items():
+        for line in (line for text in codes.values() for line in text.splitlines()):
+            for harm in _harm([line]):
+                yield say(f"this code does harm {harm}", line, _code_table(variant))
 
 
-LINTS: tuple[Lint, ...] = (_place, _texts, _translations, _verify, _unfilled, _parameters, _examples, _harmful)
+def _harm(sentences: Iterable[str]) -> Iterator[str]:
+    for sentence in sentences:
+        for pattern, reason in _HARMFUL:
+            found = re.search(pattern, sentence, re.IGNORECASE)
+            if found and not _WARNS.search(sentence):
+                yield f"({found[0][:40]!r}): {reason}"
+
+
+def _code_table(variant: str | None) -> str:
+    return "code" if variant is None else f"code.{variant}"
+
+
+def _code(rule: Rule, say: Say) -> Iterator[Complaint]:
+    """Code that a reader copies: short, of a known framework, and whole in its language."""
+    languages = code_languages()
+    for variant, codes in rule.codes.items():
+        for framework, text in codes.items():
+            wrong = _wrong_code(languages.get(framework, ""), text)
+            if framework not in languages:
+                wrong = f"is for no framework of advice.toml ({', '.join(languages)})"
+            if wrong:
+                yield say(f"the code for {framework} {wrong}", framework, _code_table(variant))
+
+
+def _wrong_code(language: str, text: str) -> str:
+    """What is wrong with a piece of code, "" where nothing is."""
+    lines = text.splitlines()
+    if not 1 <= len(lines) <= MOST_LINES:
+        return f"has {len(lines)} lines (1 to {MOST_LINES})"
+    if longest := max((line for line in lines if len(line) > WIDEST_LINE), key=len, default=""):
+        return f"has a line of {len(longest)} characters ({WIDEST_LINE} at most)"
+    try:
+        if language == "python":
+            ast.parse(text)
+        elif language == "json":
+            json.loads(text)
+    except ValueError as error:  # of both: SyntaxError is none
+        return f"is no {language}: {error}"
+    except SyntaxError as error:
+        return f"is no {language}: {error.msg} (its line {error.lineno})"
+    return ""
+
+
+LINTS: tuple[Lint, ...] = (_place, _texts, _translations, _verify, _unfilled, _parameters, _examples, _harmful, _code)

@@ -103,6 +103,7 @@ class Rule:
     verify: Text = NOTHING
     false_alarms: tuple[Text, ...] = ()
     references: tuple[str, ...] = ()
+    codes: Mapping[str | None, Mapping[str, str]] = field(default_factory=dict)
     variant_severity: Mapping[str, Severity] = field(default_factory=dict)
     variant_leads_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
@@ -124,6 +125,10 @@ class Rule:
     def effects(self, variant: str | None) -> tuple[str, ...]:
         """The rules of the cases that this one leads to, in one of its variants."""
         return self.variant_leads_to.get(variant or "", self.leads_to)
+
+    def code(self, variant: str | None) -> Mapping[str, str]:
+        """The fix of a variant as code, by framework: its own table, even an empty one, else that of the rule."""
+        return self.codes.get(variant, self.codes.get(None, {}))
 
     @property
     def variants(self) -> tuple[str, ...]:

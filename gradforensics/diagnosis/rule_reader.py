@@ -32,7 +32,7 @@ from gradforensics.languages import LANGUAGES, NOTHING, Language, Text
 _REQUIRED = ("id", "slug", "family", "title", "severity", "what", "why", "fix")
 _KEYS = {
     *_REQUIRED, "leads_to", "needs", "verify", "false_alarms", "references", "variant", "parameters", "sign",
-    "look_alike", "example", "zh",
+    "look_alike", "example", "zh", "code",
 }  # fmt: skip
 _TEXT_KEYS = {"title", "what", "why", "fix"}
 _ZH_LISTS = frozenset({"verify", "false_alarms"})  # of the rule as a whole
@@ -146,10 +146,24 @@ class Reader:
             id=names["id"], slug=names["slug"], family=names["family"], severity=severity, path=self.path, texts=texts,
             verify=verify, variant_severity=variant_severity, variant_leads_to=variant_leads_to, parameters=parameters,
             signs=tuple(signs), look_alikes=tuple(look_alikes), examples=tuple(data.get("example", [])),
-            false_alarms=false_alarms, **lists,
+            false_alarms=false_alarms, codes=self.codes(), **lists,
         )  # fmt: skip
         self.placeholders(rule)
         return rule
+
+    def codes(self) -> dict[str | None, Mapping[str, str]]:
+        """The fix as code: [code] by framework, [code.VARIANT] the same for a variant."""
+        out: dict[str | None, Mapping[str, str]] = {}
+        table = self.data.get("code", {})
+        own = {name: value for name, value in table.items() if not isinstance(value, dict)}
+        parts = {None: own, **{name: value for name, value in table.items() if isinstance(value, dict)}}
+        for variant, codes in parts.items():
+            with self.part("code" if variant is None else f"code.{variant}"):
+                if variant is not None and variant not in self.data.get("variant", {}):
+                    raise self.error(f"code.{variant} belongs to a variant that does not exist", variant)
+                if codes or variant is not None:
+                    out[variant] = {name: self.string(codes, name).strip("\n") for name in codes}
+        return out
 
     def false_alarms(self) -> tuple[Text, ...]:
         """When the verdict is a false alarm; a translation has as many entries."""
@@ -200,7 +214,7 @@ class Reader:
 
     def shapes(self) -> None:
         """Tables must be tables and lists of tables lists of tables before anything looks into them."""
-        tables = [(k, self.data.get(k, {})) for k in ("variant", "parameters", "zh")]
+        tables = [(k, self.data.get(k, {})) for k in ("variant", "parameters", "zh", "code")]
         tables += (
             [(f"zh.{k}", v) for k, v in tables[2][1].items() if k == "variant"]
             if isinstance(tables[2][1], dict)

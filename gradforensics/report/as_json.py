@@ -108,6 +108,7 @@ def _verdict(verdict: VerdictRow, language: Language) -> dict[str, Any]:
         "what": verdict.what.in_(language),
         "why": verdict.why.in_(language),
         "fix": [fix.in_(language) for fix in verdict.fix],
+        "code": [{"framework": one.framework, "code": one.text} for one in verdict.code],
         "verify": verdict.verify.in_(language),
         "hits": [plain(asdict(hit)) for hit in verdict.hits],
         "refuted_by": [one.case for one in verdict.refuted_by],

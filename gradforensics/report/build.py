@@ -10,7 +10,7 @@ from typing import TypeAlias, cast
 from gradforensics import experiment_rows
 from gradforensics.diagnosis import needs
 from gradforensics.diagnosis.causes import Diagnosis
-from gradforensics.diagnosis.frameworks import framework_of
+from gradforensics.diagnosis.frameworks import code_for, framework_of
 from gradforensics.diagnosis.judge import Verdict
 from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, LookAlike, Sign
 from gradforensics.diagnosis.setting_differences import differences
@@ -221,65 +221,15 @@ def _verdict(
         missing=tuple(Gap(m, _advice(m, evidence, step)) for m in verdict.missing),
         judged_signs=verdict.judged_signs,
         testable=bool(rule.signs),
-        excluded=look_alikes(looked_at),
-        by_eye=look_alikes(by_eye),
+        code=code_for(_framework(evidence), rule.code(verdict.variant)) if fired else (),
         replayed=replayed_steps(verdict, evidence),
         by_replay_alone=by_replay_alone(verdict),
     )
 
 
-def _other_look_alikes(verdict: Verdict) -> tuple[list[LookAlike], list[LookAlike]]:
-    """Of a fired verdict, the look-alikes that a test excluded, and those that no test knows of."""
-    holding = {one.sign.name for one in verdict.holdings}
-    told = (*verdict.refuted_by, *verdict.not_excluded)
-    concerned = [
-        one
-        for one in verdict.rule.look_alikes
-        if one not in told and (not one.signs or holding.intersection(one.signs))
-    ]
-    if not holding:
-        return [], []
-    return [one for one in concerned if one.unless is not None], [one for one in concerned if one.unless is None]
-
-
-class _Quotes:
-    """The lines of the evidence that hits name: of events and replays as they were read, others as `lines` has them."""
-
-    def __init__(self, evidence: Evidence, told: Sequence[ReplayRow], lines: Mapping[Place, str]) -> None:
-        self._events = {(e.source, e.line): e for e in evidence.events or [] if e.line is not None}
-        self._replays = {(one.source, one.line): one.told for replay in told for one in replay.results}
-        self._lines = lines
-
-    def row(self, sign: Sign, hit: Hit) -> HitRow:
-        """A hit with what its line says."""
-        place = (hit.source or "", hit.line or 0)
-        event = self._events.get(place)
-        text = self._replays.get(place) or (event.text if event else self._lines.get(place, ""))
-        text = window(text, _spans(text, hit), _EXCERPT)
-        return HitRow(
-            sign=sign.name,
-            strength=sign.strength,
-            series=hit.series,
-            tag=hit.tag,
-            step=hit.step,
-            after=hit.after,
-            value=hit.value,
-            source=hit.source,
-            line=hit.line,
-            tensor=hit.tensor,
-            facts=dict(hit.facts),
-            excerpt=text,
-            marked=tuple(_spans(text, hit)),
-            rank=event.rank if event else None,
-            host=event.host if event else None,
-        )
-
-
-def _spans(text: str, hit: Hit) -> list[Span]:
-    """What to mark in the line of a hit: its value; facts where it has none or, without a step, names a share."""
-    names = tuple(filter(None, (hit.tag, hit.series)))
-    found = spans(text, hit.value, names, hit.facts)
-    return found if found or hit.step is not None else spans(text, None, facts=hit.facts)
+def _framework(evidence: Evidence) -> str:
+    named: str = evidence.once("framework", lambda: framework_of(evidence))
+    return named
 
 
 def _title(verdict: Verdict) -> Text:
@@ -291,7 +241,7 @@ def _advice(need: str, evidence: Evidence, step: int | None) -> Text:
     ran = {f"experiments:{one.result.experiment}" for one in experiment_rows.results(evidence)}
     if need in ran:
         return NOTHING
-    framework = evidence.once("framework", lambda: framework_of(evidence))
+    framework = _framework(evidence)
     checkpoint = _resumable(evidence)
     return both(
         lambda language: needs.advice(

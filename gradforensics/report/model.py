@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from gradforensics import __version__
+from gradforensics.diagnosis.frameworks import Code
 from gradforensics.diagnosis.judge import Outcome
 from gradforensics.diagnosis.rules import Severity, Strength
 from gradforensics.diagnosis.setting_differences import Difference
@@ -87,9 +88,7 @@ class Gap:
 class VerdictRow:
     """One rule's verdict with its texts.
 
-    what, fix and verify are empty unless the rule fired. testable: whether this version has a test for the rule.
-    refuted_by: look-alikes whose tell holds; excluded: those whose tell was tested and does not hold; not_excluded:
-    those whose tell could not be tested; by_eye: those whose tell is for the reader, no test of this version knows it.
+    what, fix, code and verify are empty unless the rule fired. testable: whether this version has a test for the rule.
     verified: what a replay changed to make the failure go away; replayed: the steps whose replay judged signs of it;
     by_replay_alone: whether nothing else did. ignored: the reason in the user's ignore file, empty where it counts.
     """
@@ -117,8 +116,7 @@ class VerdictRow:
     missing: tuple[Gap, ...]
     judged_signs: tuple[str, ...]
     testable: bool
-    excluded: tuple[LookAlikeRow, ...] = ()
-    by_eye: tuple[LookAlikeRow, ...] = ()
+    code: tuple[Code, ...] = ()
     verified: tuple[ResultRow, ...] = ()
     replayed: tuple[int, ...] = ()
     by_replay_alone: bool = False

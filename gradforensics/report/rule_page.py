@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from gradforensics.diagnosis import needs
+from gradforensics.diagnosis import frameworks, needs
 from gradforensics.diagnosis.rules import Rule
 from gradforensics.languages import Language
 from gradforensics.report.words import Words, columns
@@ -33,11 +33,13 @@ def _lines(rule: Rule, words: Words) -> Iterator[str]:
     yield ""
     yield from _wrapped(texts.why)
     yield from _section(words("rule_fix"), _items(texts.fix))
+    yield from _codes(rule.code(None))
     for variant in rule.variants:
         own = rule.text(language, variant)
         severity = rule.variant_severity.get(variant, rule.severity)
         head = words("rule_variant", name=variant, severity=severity)
         yield from _section(head, [*_wrapped(own.what, _WIDTH - 2), *_items(own.fix)])
+        yield from _codes(rule.codes.get(variant, {}))
     yield from _section(words("rule_signs"), _items(_signs(rule, words)))
     yield from _section(words("rule_needs"), _items(_needs(rule, words)))
     alikes = (words("rule_sign", name=a.case, about=a.tell.in_(language)) for a in rule.look_alikes)
@@ -55,6 +57,11 @@ def _section(title: str, body: Iterable[str]) -> Iterator[str]:
     lines = list(body)
     if lines:
         yield from ("", title, *(f"  {line}" if line else "" for line in lines))
+
+
+def _codes(codes: Mapping[str, str]) -> Iterator[str]:
+    for name, text in codes.items():
+        yield from (f"    {frameworks.title(name)}:", *(f"      {line}".rstrip() for line in text.splitlines()))
 
 
 def _wrapped(text: str, width: int = _WIDTH) -> list[str]:

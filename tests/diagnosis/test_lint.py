@@ -207,6 +207,42 @@ def test_a_rule_whose_signs_do_not_acquit_must_look_and_find_nothing(lint):
     assert lint(kept.replace(near, "").replace("[zh]\n", SILENT + "\n[zh]\n")) == ([], [])
 
 
+CODE = """
+[code]
+general = "optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)"
+deepspeed = '{"gradient_clipping": 1.0}'
+
+[code.all]
+hf-trainer = '''
+args = TrainingArguments(
+    learning_rate=3e-4
+)'''
+
+[parameters]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint", "at"),
+    [
+        ("", "", "", ""),
+        ("general = ", "pytorch = ", "the code for pytorch is for no framework", "pytorch ="),
+        ("[code.all]", "[code.none]", "belongs to a variant that does not exist", "[code.none]"),
+        ('lr=3e-4)"', 'lr=3e-4"', "the code for general is no python", "general ="),
+        ("1.0}", "1.0", "the code for deepspeed is no json", "deepspeed ="),
+        ('lr=3e-4)"', 'lr=3e-4, eps=1e-5)"', "this code does harm ('eps=1e-5')", "general ="),
+        ("    learning_rate=3e-4\n", "    learning_rate=3e-4,\n" * 9, "has 11 lines (1 to 8)", "hf-trainer ="),
+        ("    learning_rate=3e-4\n", f"    learning_rate=3{'0' * 99}\n", "has a line of", "hf-trainer ="),
+        ('general = "optimizer', "general = 3 #", "general must be a string", "general = 3"),
+    ],
+)
+def test_code_is_short_whole_harmless_and_for_a_known_framework(lint, old, new, complaint, at):
+    text = GOOD.replace("\n[parameters]\n", CODE.replace(old, new, 1) if old else CODE)
+    found, _ = lint(text)
+    assert [complaint in said for _, said in found] == ([True] if complaint else [])
+    assert [line for line, _ in found] == ([line_of(text, at)] if complaint else [])
+
+
 def test_a_translated_verify_is_a_command_to_its_end_or_prose(lint):
     text = GOOD.replace('"gradforensics replay {run} --step {onset}"', '"Print the rate at step {onset}."')
     for verify, complaints in (
