@@ -35,7 +35,7 @@ _WAITS = {
 _SENTENCES = (
     (lazy(r"(\d+) of (\d+) (shards|data files) are missing, such as (.+)"), "{2} 个{part}中缺少 {1} 个，例如 {4}"),
     (
-        lazy(r"the CRC-32 of (\d+) records? (?:is|are) wrong, such as (.+): bytes were changed or damaged"),
+        lazy(r"the CRC-32 of (\d+) records? (?:is|are) wrong, such as (?:tensor )?(.+): bytes were changed or damaged"),
         "{1} 条记录的 CRC-32 不符，例如 {2}：字节被改变或损坏",
     ),
     (lazy(r"the file is cut: (\d+) of (\d+) bytes of data are there"), "文件被截断：{2} 字节数据中只有 {1} 字节"),

@@ -22,7 +22,7 @@ RULES = load_rules(examples=False)
         ("missing", "8 of 16 data files are missing, such as a.distcp", "16 个数据文件中缺少 8 个，例如 a.distcp"),
         (
             "changed", "the CRC-32 of 1 record is wrong, such as tensor a: bytes were changed or damaged",
-            "1 条记录的 CRC-32 不符，例如 tensor a：字节被改变或损坏",
+            "1 条记录的 CRC-32 不符，例如 a：字节被改变或损坏",
         ),
         (
             "cut", "the file is cut: 20 of 56 bytes of data are there; 15 of 17 tensors are lost, such as 'h.0'",
