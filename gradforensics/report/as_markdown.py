@@ -149,8 +149,8 @@ class _Writer:
         for hit in [one for one in verdict.hits if one.excerpt][:_EXCERPTS]:
             yield f"{code(place(hit.source, hit.line))}:"
             yield block(hit.excerpt, "text", 600)
-        those = [("refuted", one) for one in verdict.refuted_by]
-        those += [("not_excluded", one) for one in verdict.not_excluded]
+        those = [("look_refuted_by", one) for one in verdict.refuted_by]
+        those += [("look_not_excluded", one) for one in verdict.not_excluded]
         if those:
             yield f"{sub} {words('look_alikes')}"
             yield "\n".join(

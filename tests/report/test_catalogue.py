@@ -15,7 +15,7 @@ from tests.report.page import Page, page_of
 
 
 def section(page: str) -> str:
-    start = page.index("<h3>Catalogue</h3>")
+    start = page.index("<h2>Catalogue</h2>")
     return page[start : page.index("</section>", start)]
 
 

@@ -114,7 +114,7 @@ def test_a_fix_stands_with_no_finding_that_began_after_its_step_or_that_rests_on
 
 def test_the_page_shows_question_change_result_and_conclusion(sick: Diagnosis) -> None:
     page = page_of(build([with_replay(sick)], []))
-    section = page[page.index("<h3>Replay</h3>") :]
+    section = page[page.index("<h2>Replay</h2>") :]
     for told in (
         "Step 120", "capsule-00000120", "train.py:build", "abababababab", "--program", "Question of precision?",
         "float16 -&gt; float32", "loss nan -&gt; 2.31", "It is gone in float32.", "rolled forward", "2.13.0",
@@ -125,14 +125,14 @@ def test_the_page_shows_question_change_result_and_conclusion(sick: Diagnosis) -
     assert (
         section.index("Conclusion") < section.index("Not run, or broken off, and why") < section.index("budget of 20")
     )
-    assert ">verified<" in page[: page.index("<h3>Replay</h3>")]  # in the finding as well
+    assert ">verified<" in page[: page.index("<h2>Replay</h2>")]  # in the finding as well
 
 
 def test_an_unfinished_replay_without_results_says_so(sick: Diagnosis) -> None:
     page = page_of(build([with_replay(sick, (), finished=False)], []))
     assert "did not come to its end" in page
     assert "The replay left no result." in page
-    assert "<h3>Replay</h3>" not in page_of(build([replace(sick, evidence=replace(sick.evidence, replays=[]))], []))
+    assert "<h2>Replay</h2>" not in page_of(build([replace(sick, evidence=replace(sick.evidence, replays=[]))], []))
 
 
 def test_hostile_texts_are_no_markup(sick: Diagnosis) -> None:
@@ -165,7 +165,7 @@ def test_many_results_are_cut_on_the_page_and_whole_in_the_json(
     report = build([with_replay(sick)], [])
     page = page_of(report)
     assert "3 more are in the JSON report." in page
-    assert "It is gone in float32." not in page[page.index("<h3>Replay</h3>") :]
+    assert "It is gone in float32." not in page[page.index("<h2>Replay</h2>") :]
     data = json.loads(FORMATS["json"](report))
     assert len(data["runs"][0]["replays"][0]["results"]) == len(RESULTS)
 

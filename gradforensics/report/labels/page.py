@@ -73,6 +73,8 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "below_alarm": ("below alarm level", "低于警报级别"),
     "why": ("Why", "原因"),
     "evidence": ("Evidence", "证据"),
+    "sign": ("Sign", "迹象"),
+    "path": ("File", "文件"),
     "series": ("Series", "序列"),
     "step_head": ("Step", "步"),
     "step": ("step", "步"),
