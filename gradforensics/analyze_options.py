@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gradforensics.language_option import language_option
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -87,13 +89,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         show_default=True,
         help="Exit with 1 at this severity or graver.",
     ),
-    click.option(
-        "--lang",
-        type=click.Choice(["en", "zh"]),
-        default="en",
-        show_default=True,
-        help="Language of the report's texts.",
-    ),
+    language_option,
     click.option("--no-tensors", is_flag=True, help="List the tensors of checkpoints, but do not read them."),
     click.option(
         "--names-from-config",

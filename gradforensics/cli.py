@@ -16,7 +16,7 @@ from gradforensics.analyze_options import DEFAULT_OUTPUT, analyze_options
 from gradforensics.command_support import deliver, exit_code, harmless, inputs_of, pair, show, wanted_of
 from gradforensics.compare_command import compare
 from gradforensics.errors import GradforensicsError, UsageError
-from gradforensics.export_command import export
+from gradforensics.language_option import language_option
 from gradforensics.progress_bar import Bar
 from gradforensics.replay_options import replay_options
 from gradforensics.rules_command import rules
@@ -25,6 +25,8 @@ from gradforensics.secrecy import masked
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from gradforensics.languages import Language
 
 
 EPILOG = (
@@ -67,7 +69,7 @@ def analyze(
     rules_folder: str | None,
     ignore: str | None,
     fail_on: str,
-    lang: str,
+    language: Language,
     no_tensors: bool,
     names_from_config: bool,
     redact: bool,
@@ -97,8 +99,7 @@ def analyze(
     chosen = targets([*inputs, *other], wanted, FORMATS, default=("html", DEFAULT_OUTPUT))
     facts, mapped = dict(pair(s, "--set") for s in settings), dict(pair(c, "--map") for c in columns)
     rules = load_rules(Path(rules_folder)) if rules_folder else load_rules(examples=False)
-    ignores = read_ignores(ignore, [*inputs, *other], rules)
-    with Bar() as bar:
+    with Bar(language) as bar:
         found = gather(
             inputs,
             settings=facts,
@@ -118,8 +119,7 @@ def analyze(
     diagnoses = ignoring(diagnoses, ignores)
     read = [*found, *known]
     sources = list({(s.path, s.sha256): s for evidence in read for s in evidence.sources}.values())
-    lines = {at: line for d in diagnoses for at, line in excerpts.read(d.evidence, places(d)).items()}
-    report = build(diagnoses, sources, language=lang, lines=lines)  # type: ignore[arg-type]  # a click.Choice
+    report = build(diagnoses, sources, language=language)
     rendered = [(target.path, FORMATS[target.format](report)) for target in chosen]
     deliver(rendered, partial(render, report), force=force)
     return report.exit_code
@@ -153,6 +153,7 @@ SCAN_FAILS = ("nonfinite", "damaged", "dangerous")
     is_flag=True,
     help="Let transformers say in a child process what the parameters that config.json describes are called.",
 )
+@language_option
 @click.option("--force", is_flag=True, help="Overwrite outputs that gradforensics did not write.")
 def scan(
     paths: Sequence[str],
@@ -161,6 +162,7 @@ def scan(
     outputs: Sequence[str],
     fail_on: Sequence[str],
     names_from_config: bool,
+    language: Language,
     force: bool,
 ) -> int:
     """Show what the checkpoints in PATHS hold, their worst tensors first.
@@ -177,7 +179,7 @@ def scan(
         raise UsageError("--list reads no tensor: it cannot tell --fail-on nonfinite")
     chosen = targets(inputs, wanted_of(outputs), SCAN_FORMATS, binary=BINARY)
     rendered: list[tuple[Path | None, str | bytes]] = []
-    with Bar() as bar:
+    with Bar(language) as bar:
         named = named_checkpoints.open_named(inputs, progress=bar)
         if names_from_config:
             from gradforensics.checkpoints.meta_names import ask_for_names
@@ -193,7 +195,7 @@ def scan(
             found.notices += named.notices
             shown = tensors.listed(found.checkpoints, limit) if list_only else tensors.measured(found, limit)
             rendered = [(target.path, SCAN_FORMATS[target.format](found)) for target in chosen]
-    deliver(rendered, partial(tensors.render, shown, named.notices), force=force)
+    deliver(rendered, partial(tensors.render, shown, named.notices, language=language), force=force)
     return int(any(tensors.HAS[kind](one) for kind in fail_on for one in shown))
 
 
@@ -204,8 +206,9 @@ def scan(
 @click.option(
     "--output", "outputs", multiple=True, metavar="json=PATH", help="The whole comparison as JSON; '-' is stdout."
 )
+@language_option
 @click.option("--force", is_flag=True, help="Overwrite outputs that gradforensics did not write.")
-def diff(first: str, second: str, limit: int, outputs: Sequence[str], force: bool) -> int:
+def diff(first: str, second: str, limit: int, outputs: Sequence[str], language: Language, force: bool) -> int:
     """Compare the checkpoints A and B: what changed, by how much, and what did not.
 
     A and B are checkpoint folders or files, in any order. Nothing in them is unpickled or changed.
@@ -217,15 +220,16 @@ def diff(first: str, second: str, limit: int, outputs: Sequence[str], force: boo
 
     inputs = inputs_of([first, second])
     chosen = targets(inputs, wanted_of(outputs), difference.FORMATS)
-    with Bar() as bar:
+    with Bar(language) as bar:
         found = compare(*open_pair(*inputs, progress=bar), progress=bar)
     rendered = [(target.path, difference.FORMATS[target.format](found)) for target in chosen]
-    deliver(rendered, partial(difference.render, found, limit=limit), force=force)
+    deliver(rendered, partial(difference.render, found, language=language, limit=limit), force=force)
     return 0
 
 
 @commands.command(epilog=REPLAY_EPILOG)
 @replay_options
+@language_option
 def replay(
     run: str,
     step: int | None,
@@ -243,6 +247,7 @@ def replay(
     runs: int,
     output: str | None,
     force: bool,
+    language: Language,
 ) -> int:
     """Run one step of RUN_DIR again, varying one thing at a time: where it fails, and what cures it.
 
@@ -251,25 +256,30 @@ def replay(
     """
     from gradforensics.replay.command import Options, carry_out, plan
     from gradforensics.replay.sources import Wanted
+    from gradforensics.report.messages import message
     from gradforensics.report.pen import flat
     from gradforensics.report.replayed import render
     from gradforensics.report.targets import folder
+    from gradforensics.report.words import Words
 
     (path,) = inputs_of([run])
     start, data = (None if name is None else inputs_of([name])[0] for name in (checkpoint, batch))
     wanted = Wanted(path, step, start, program, fix, data, trust_run_code, rank)
+    words = Words(language)
+
+    def say(line: str) -> None:
+        click.echo(flat(message(line).in_(language)), err=True)
+
     options = Options(wanted, tuple(experiments), device, time_limit, memory_limit, budget, runs)
-    with Bar() as bar:
+    with Bar(language) as bar:
         planned = plan(options, progress=bar)
         target = folder(planned.inputs, output, planned.default_name)
         try:
-            done = carry_out(
-                planned, target, force=force, say=lambda line: click.echo(flat(line), err=True), progress=bar
-            )
+            done = carry_out(planned, target, force=force, say=say, progress=bar)
         except KeyboardInterrupt:
-            click.echo(f"what was found until then lies in {target}", err=True)
+            click.echo(words("r_kept", folder=target), err=True)
             raise
-    show(partial(render, done, run=planned.chosen.run, folder=target), sys.stdout)
+    show(partial(render, done, run=planned.chosen.run, folder=target, language=language), sys.stdout)
     return int(any(result.outcome == "fault" for result in done.results))
 
 
@@ -280,8 +290,9 @@ def replay(
     type=click.Path(dir_okay=False),
     help="The JSON file (default: gradforensics-env-HOST[-rankN].json in the current folder); '-' is stdout.",
 )
+@language_option
 @click.option("--force", is_flag=True, help="Overwrite a file that gradforensics did not write.")
-def env(output: str | None, force: bool) -> int:
+def env(output: str | None, language: Language, force: bool) -> int:
     """Save which software, drivers and GPUs this node has, for analyze to judge.
 
     Run it where the training runs, in its environment, once per node (or per rank: torchrun's and Slurm's ranks go into
@@ -299,7 +310,7 @@ def env(output: str | None, force: bool) -> int:
         return 0
     path = default_path(found, Path()) if output is None else inputs_of([output])[0]
     write(path, as_text(found), force=force)
-    click.echo(harmless(render(found, path)), nl=False)
+    click.echo(harmless(render(found, path, language)), nl=False)
     return 0
 
 

@@ -6,13 +6,15 @@ import sys
 import time
 from typing import Any
 
+from gradforensics.languages import Language
 from gradforensics.notices import READING
 
 
 class Bar:
     """A progress bar on a terminal for anything longer than a second; nothing in pipes."""
 
-    def __init__(self) -> None:
+    def __init__(self, language: Language = "en") -> None:
+        self._language = language
         self._start = time.monotonic()
         self._bar: Any = None
         self._phase = ""
@@ -33,14 +35,19 @@ class Bar:
             from rich.progress import Progress  # noqa: PLC0415  likewise
 
             progress = Progress(console=Console(stderr=True), transient=True)
-            self._bar = (progress, progress.add_task("reading", total=total))
+            self._bar = (progress, progress.add_task("", total=total))
             progress.start()
         progress, task = self._bar
         if what != self._phase:  # another phase has its own speed
             self._phase = what
-            progress.reset(task, description=what[-40:], total=total)
+            from gradforensics.report.messages import message  # noqa: PLC0415  not before something is drawn
+
+            progress.reset(task, description=message(what).in_(self._language)[-40:], total=total)
         progress.update(task, completed=done, total=total)
         if what == READING:
             from rich.filesize import decimal  # noqa: PLC0415  likewise
 
-            progress.update(task, description=f"reading {decimal(done)} of {decimal(total)}")
+            from gradforensics.report.words import Words  # noqa: PLC0415  likewise
+
+            told = Words(self._language)("reading_n", done=decimal(done), total=decimal(total))
+            progress.update(task, description=told)

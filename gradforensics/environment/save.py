@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gradforensics.languages import Language
 from gradforensics.own_files import ENVIRONMENT
+from gradforensics.report.messages import message
+from gradforensics.report.words import Words
 
 _LATER = ("collected", "tool")  # differ between two looks at one and the same environment
 _MOST = 1000  # environments of one process that are told apart
@@ -48,25 +51,25 @@ def _same(path: Path, found: Mapping[str, Any]) -> bool:
     return {k: v for k, v in kept.items() if k not in _LATER} == {k: v for k, v in now.items() if k not in _LATER}
 
 
-def render(found: Mapping[str, Any], path: Path | None) -> str:
+def render(found: Mapping[str, Any], path: Path | None, language: Language = "en") -> str:
     """The facts for a terminal, the packages and variables in short, and where all of it was saved."""
+    words = Words(language)
     rows = [("host", found["host"]), ("rank", found["rank"]), *found["facts"].items()]
-    rows += list(_gpus(found["gpus"]))
+    rows += list(_gpus(words, found["gpus"]))
     packages = found["packages"]
     rows += [(name, packages[name]) for name in _SHOWN if name in packages and name not in found["facts"]]
     rows += [(name, version) for name, version in packages.items() if name.startswith("nvidia-")]
-    rows += [
-        (name, f"installed in several versions: {', '.join(several)}") for name, several in found["copies"].items()
-    ]
+    rows += [(name, words("e_copies", versions=", ".join(several))) for name, several in found["copies"].items()]
     rows += list(found["variables"].items())
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {_short(value)}" for name, value in rows if value is not None]
-    lines += [f"{len(packages)} packages in all", *found["remarks"]]
-    return "\n".join([*lines, *([f"saved in {path}"] if path else [])]) + "\n"
+    remarks = [message(remark).in_(language) for remark in found["remarks"]]
+    lines += [words("e_packages", n=len(packages)), *remarks]
+    return "\n".join([*lines, *([words("e_saved", path=path)] if path else [])]) + "\n"
 
 
-def _gpus(gpus: list[Mapping[str, str]]) -> Iterator[tuple[str, str]]:
-    kinds = [f"{one.get('name')} (compute capability {one.get('compute_capability')})" for one in gpus]
+def _gpus(words: Words, gpus: list[Mapping[str, str]]) -> Iterator[tuple[str, str]]:
+    kinds = [words("e_capability", gpu=one.get("name"), version=one.get("compute_capability")) for one in gpus]
     for kind in dict.fromkeys(kinds):
         yield "gpu", f"{kinds.count(kind)} x {kind}"
 

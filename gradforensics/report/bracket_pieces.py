@@ -5,7 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from gradforensics.report.bracket import Bracket, LayerRow, Node
-from gradforensics.report.markup import Tables, cell, joined, soft, tag
+from gradforensics.report.markup import Tables, cell, evidence, joined, soft, tag
 from gradforensics.report.words import compact, shorten
 
 LAYERS = 60  # rows that a page shows; the JSON report has them all
@@ -21,7 +21,7 @@ class BracketPieces(Tables):
     def _node(self, node: Node) -> Markup:
         words = self.words
         if node.kind == "log":
-            told = joined([words("logged"), node.name, compact(node.value, 6)])
+            told = joined([words("logged"), evidence(node.name), compact(node.value, 6)])
         else:
             bad = words("not_measured") if node.nonfinite is None else words("nonfinite_n", n=f"{node.nonfinite:,}")
             told = joined([tag("code", shorten(node.name, 80)), soft(bad)])

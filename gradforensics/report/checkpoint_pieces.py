@@ -5,7 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from gradforensics.report.checkpoints import CallRow, CheckpointRow, Checkpoints, GroupRow
-from gradforensics.report.markup import Tables, cell, chip, joined, soft, tag, where
+from gradforensics.report.markup import Tables, cell, chip, evidence, joined, soft, tag, where
 from gradforensics.report.tensors import would_run
 from gradforensics.report.words import compact, magnitude, number, shorten
 
@@ -31,7 +31,7 @@ class CheckpointPieces(Tables):
             "tr",
             tag("td", joined([tag("code", shorten(row.path, 160)), good])),
             cell(number(row.step)),
-            tag("td", shorten(row.format, 80)),
+            evidence(shorten(row.format, 80), name="td"),
             tag("td", complete),
             cell(f"{magnitude(row.bytes)}B"),
             cell(f"{row.parameters:,}"),
@@ -45,8 +45,8 @@ class CheckpointPieces(Tables):
             tag(
                 "tr",
                 tag("td", tag("code", shorten(t.name, 160)), f" @{t.rank}" if t.rank is not None else ""),
-                tag("td", t.role),
-                tag("td", f"{t.dtype} {list(t.shape)}"),
+                evidence(t.role, name="td"),
+                evidence(f"{t.dtype} {list(t.shape)}", name="td"),
                 cell(f"{t.nan:,}", "bad" if t.nan else ""),
                 cell(f"{t.inf:,}", "bad" if t.inf else ""),
                 cell(f"{t.count:,}"),
@@ -63,7 +63,7 @@ class CheckpointPieces(Tables):
         rows = [self._group(group) for group in found.groups[:GROUPS]]
         heads = ("group", "optimizer", "lr", "betas", "eps", "weight_decay", "momentum", "step_head", "group_size")
         told = next((row.naming for row in found.rows if row.path == found.newest and row.naming), "")
-        named = tag("p", self.words("naming"), ": ", shorten(told, 400), kind="soft") if told else ""
+        named = tag("p", self.words("naming"), ": ", self.words.message(told, 400), kind="soft") if told else ""
         table = self.table(heads, rows, numeric=range(2, 9))
         return table + self.cut(len(found.groups), GROUPS, "more") + named
 
@@ -75,7 +75,7 @@ class CheckpointPieces(Tables):
         return tag(
             "tr",
             tag("td", str(group.group), "" if group.rank is None else f" @{group.rank}"),
-            tag("td", group.optimizer or soft(self.words("not_known"))),
+            tag("td", evidence(group.optimizer) if group.optimizer else soft(self.words("not_known"))),
             cell(number(group.lr)),
             cell(betas),
             *(cell(number(value)) for value in numbers),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from gradforensics.report.data_rows import DataRow
-from gradforensics.report.markup import Tables, cell, joined, soft, tag, where
+from gradforensics.report.markup import Tables, cell, evidence, joined, tag, where
 from gradforensics.report.words import number, shorten
 
 ROWS = 400  # that a page shows; the JSON report has them all
@@ -22,16 +22,21 @@ class DataPieces(Tables):
         before: tuple[str, str] | None = None
         for one in rows[:ROWS]:
             opens = (one.file, one.column) != before
-            named = joined([tag("code", shorten(one.file, 160)), soft(shorten(one.column, 80))]) if opens else ""
+            named = (
+                joined([tag("code", shorten(one.file, 160)), evidence(shorten(one.column, 80), kind="soft")])
+                if opens
+                else ""
+            )
             place = where(one.file, one.line) if one.line else ""
+            text = self.words.message(one.text, 160) if one.text else ""
             cells = [
                 tag("td", named, kind="named"),
                 tag("td", self.words(f"data_{one.quantity}")),
                 cell(number(one.value)),
-                tag("td", one.unit, kind="soft"),
+                tag("td", self.words.message(one.unit, 80), kind="soft"),
                 cell(one.count or ""),
                 cell("" if one.row is None else one.row),
-                tag("td", joined([p for p in (shorten(one.text, 160), place) if p])),
+                tag("td", joined([p for p in (text, place) if p])),
             ]
             shown.append(tag("tr", *cells, kind="opens" if opens and before is not None else ""))
             before = (one.file, one.column)

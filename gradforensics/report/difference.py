@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from gradforensics import __version__
 from gradforensics.checkpoints.compare import Change, Difference, Same, label
+from gradforensics.languages import Language
 from gradforensics.report.as_json import plain, text_of
+from gradforensics.report.messages import message
 from gradforensics.report.pen import Cell, Column, Pen, flat
-from gradforensics.report.words import Words, compact, counted, share, shorten
+from gradforensics.report.tensors import and_more, named, step_of
+from gradforensics.report.words import Words, compact, share, shorten
 
 if TYPE_CHECKING:
     from gradforensics.checkpoints.model import Checkpoint, Tensor
@@ -20,88 +23,98 @@ if TYPE_CHECKING:
 SCHEMA = 1
 NAMES, NOTICES, CHANGES = 8, 8, 20  # how many of each kind the terminal shows; the JSON output has them all
 _HEADS = (
-    Column("parameter", numeric=False), Column("changed", 9), Column("rel. travel", 0), Column("ratio mean", 6),
-    Column("ratio std", 5),
+    Column("h_parameter", numeric=False), Column("h_changed", 9), Column("h_travel", 0), Column("h_ratio_mean", 6),
+    Column("h_ratio_std", 5),
 )  # fmt: skip
-_RECOVERED = (Column("lr", 8), Column("± lr", 2), Column("weight decay", 7), Column("± wd", 1))
+_RECOVERED = (Column("h_lr", 8), Column("h_lr_error", 2), Column("h_decay", 7), Column("h_decay_error", 1))
 
 
 # -- terminal ---------------------------------------------------------------------------------------------------------
 
 
-def render(found: Difference, *, limit: int, color: bool, width: int, written: Sequence[str] = ()) -> str:
+def render(
+    found: Difference, *, language: Language, limit: int, color: bool, width: int, written: Sequence[str] = ()
+) -> str:
     """The text, ending in a newline. limit: of rows, 0 means all; written: where the outputs lie."""
-    pen = Pen(color=color, width=width, words=Words("en"))
-    _checkpoint(pen, "older" if found.ordered else "first", found.older)
-    _checkpoint(pen, "newer" if found.ordered else "second", found.newer)
+    pen = Pen(color=color, width=width, words=Words(language))
+    words = pen.words
+    _checkpoint(pen, words("d_older" if found.ordered else "d_first"), found.older)
+    _checkpoint(pen, words("d_newer" if found.ordered else "d_second"), found.newer)
     if not found.ordered:
-        pen.row("order", "their steps do not tell which one is older: compared in the order in which they were named")
+        pen.row(words("d_order"), words("d_unordered"))
     pen.lines.append("")
-    _tensors(pen, "appeared", found.appeared)
-    _tensors(pen, "vanished", found.vanished)
-    told = [f"{label(new)}: {_kind(old)} → {_kind(new)}" for old, new in found.reshaped]
-    _names(pen, "reshaped", told, "another shape or type: ")
-    for what, changes in (("group", found.groups), ("fact", found.facts), ("setting", found.settings)):
-        _changes(pen, what, changes)
+    _tensors(pen, "d_appeared", found.appeared)
+    _tensors(pen, "d_vanished", found.vanished)
+    if found.reshaped:
+        told = [shorten(f"{label(new)}: {_kind(old)} → {_kind(new)}", 120) for old, new in found.reshaped]
+        pen.row(words("d_reshaped"), words("d_another", names=and_more(words, told, NAMES)))
+    for key, changes in (("d_group", found.groups), ("d_fact", found.facts), ("d_setting", found.settings)):
+        _changes(pen, key, changes)
     _parameters(pen, found, limit)
     for same in found.others:
         _split(pen, same)
     for skipped in found.skipped[:NOTICES]:
-        pen.row("not compared", f"{skipped.name}: {skipped.reason}")
+        reason = message(skipped.reason).in_(words.language)
+        pen.row(words("d_not_compared"), words("d_listed", what=skipped.name, names=reason))
     _more(pen, len(found.skipped) - NOTICES)
     pen.lines.append(_tally(pen, found))
-    pen.lines += [flat(f"Written: {path}") for path in written]
+    pen.lines += [flat(words("written", path=path)) for path in written]
     return pen.text()
 
 
 def _checkpoint(pen: Pen, what: str, checkpoint: Checkpoint) -> None:
-    step = "step unknown" if checkpoint.step is None else f"step {checkpoint.step}"
-    complete = ", incomplete or damaged" if checkpoint.complete is False else ""
-    tensors = counted(len(checkpoint.tensors), "tensor")
+    words = pen.words
+    complete = f", {words('c_damaged')}" if checkpoint.complete is False else ""
+    tensors = words.count("c_tensors", len(checkpoint.tensors))
     path = pen.paint(flat(checkpoint.path), "bold")
-    pen.lines.append(f"{what}: {path} ({flat(checkpoint.format)}, {step}, {tensors}{complete})")
+    about = f"({flat(checkpoint.format)}, {step_of(words, checkpoint)}, {tensors}{complete})"
+    pen.lines.append(words("d_listed", what=what, names=f"{path} {about}"))
     for notice in checkpoint.notices[:NOTICES]:
-        pen.row("notice", f"{notice.source}: {shorten(notice.text, 300)}")
+        told = message(notice.text).in_(words.language)
+        pen.row(words("c_notice"), f"{notice.source}: {shorten(told, 300)}")
     _more(pen, len(checkpoint.notices) - NOTICES)
 
 
-def _tensors(pen: Pen, what: str, tensors: Sequence[Tensor]) -> None:
-    _names(pen, what, [label(tensor) for tensor in tensors], counted(len(tensors), "tensor"))
+def _tensors(pen: Pen, key: str, tensors: Sequence[Tensor]) -> None:
+    _names(pen, pen.words(key), [label(tensor) for tensor in tensors], pen.words.count("c_tensors", len(tensors)))
 
 
 def _names(pen: Pen, what: str, names: Sequence[str], told: str) -> None:
     """One line with the first names; nothing where there are none."""
     if names:
-        more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-        between = "" if told.endswith(" ") else ": "
-        pen.row(what, f"{told}{between}{', '.join(shorten(name, 120) for name in names[:NAMES])}{more}")
+        listed = and_more(pen.words, [shorten(name, 120) for name in names], NAMES)
+        pen.row(what, pen.words("d_listed", what=told, names=listed))
 
 
 def _split(pen: Pen, same: Same) -> None:
     """How many tensors of a role changed, with the names of the fewer."""
+    words = pen.words
     total = len(same.identical) + len(same.changed)
     if not same.identical or not same.changed:
-        pen.row(same.role, f"all {total} changed" if same.changed else f"all {total} identical")
+        pen.row(same.role, words("d_all_changed" if same.changed else "d_all_identical", n=total))
     elif len(same.identical) <= len(same.changed):
-        _names(pen, same.role, same.identical, f"{len(same.changed)} of {total} changed; identical")
+        _names(pen, same.role, same.identical, words("d_some_changed", n=len(same.changed), total=total))
     else:
-        _names(pen, same.role, same.changed, f"{len(same.identical)} of {total} identical; changed")
+        _names(pen, same.role, same.changed, words("d_some_identical", n=len(same.identical), total=total))
 
 
-def _changes(pen: Pen, what: str, changes: Sequence[Change]) -> None:
+def _changes(pen: Pen, key: str, changes: Sequence[Change]) -> None:
+    words = pen.words
     for change in changes[:CHANGES]:
-        head = "" if change.what.startswith("group ") else f"{what} "
-        pen.row("changed", f"{head}{change.what}: {_value(change.before)} → {_value(change.after)}")
+        what = words(key, what=change.what.removeprefix("group "))
+        before, after = _value(words, change.before), _value(words, change.after)
+        pen.row(words("d_changed"), words("d_change", what=what, before=before, after=after))
     _more(pen, len(changes) - CHANGES)
 
 
-def _value(value: Any) -> str:
+def _value(words: Words, value: Any) -> str:
     if value is None:
-        return "absent"
+        return words("absent")
     if isinstance(value, float):
         return compact(value, 6)
     if isinstance(value, list | tuple):
-        return shorten(f"[{', '.join('none' if item is None else _value(item) for item in value)}]", 120)
+        items = (words("none_") if item is None else _value(words, item) for item in value)
+        return shorten(f"[{', '.join(items)}]", 120)
     return shorten(json.dumps(plain(value), ensure_ascii=False), 120)
 
 
@@ -114,12 +127,13 @@ def _parameters(pen: Pen, found: Difference, limit: int) -> None:
         recovered = any(travel.recovered_lr is not None for travel in found.moved)
         shown = found.moved[:limit] if limit else found.moved
         bad = any(travel.nonfinite for travel in found.moved)
-        heads = (*_HEADS, *(_RECOVERED if recovered else ()), *((Column("non-finite", 10),) if bad else ()))
-        pen.table(heads, [_row(travel, recovered=recovered, bad=bad) for travel in shown])
+        heads = (*_HEADS, *(_RECOVERED if recovered else ()), *((Column("h_nonfinite", 10),) if bad else ()))
+        pen.table(named(pen.words, heads), [_row(travel, recovered=recovered, bad=bad) for travel in shown])
         if len(shown) < len(found.moved):
-            pen.lines.append(f"  {len(found.moved) - len(shown)} more parameters changed: --limit 0 shows all")
+            pen.lines.append(f"  {pen.words('d_more_rows', n=len(found.moved) - len(shown))}")
     total = len(found.moved) + len(found.identical)
-    _names(pen, "identical", found.identical, f"{len(found.identical)} of {total} parameters are bit-identical")
+    told = pen.words("d_bits", n=len(found.identical), total=total)
+    _names(pen, pen.words("d_identical"), found.identical, told)
 
 
 def _row(travel: Travel, *, recovered: bool, bad: bool) -> list[Cell]:
@@ -140,14 +154,20 @@ def _row(travel: Travel, *, recovered: bool, bad: bool) -> list[Cell]:
 
 def _more(pen: Pen, count: int) -> None:
     if count > 0:
-        pen.row("", f"{count} more in the JSON output")
+        pen.row("", pen.words("d_more", n=count))
 
 
 def _tally(pen: Pen, found: Difference) -> str:
-    parts = [f"{counted(len(found.moved), 'parameter')} changed, {len(found.identical)} bit-identical"]
+    words = pen.words
+    changed = words.count("c_parameters", len(found.moved))
+    parts = [words("d_tally", changed=changed, n=len(found.identical))]
     parts += [
-        f"{len(those)} {what}"
-        for what, those in (("appeared", found.appeared), ("vanished", found.vanished), ("reshaped", found.reshaped))
+        words(key, n=len(those))
+        for key, those in (
+            ("d_n_appeared", found.appeared),
+            ("d_n_vanished", found.vanished),
+            ("d_n_reshaped", found.reshaped),
+        )
         if those
     ]
     return pen.paint(", ".join(parts), "bold")

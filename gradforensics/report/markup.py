@@ -8,8 +8,11 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from gradforensics.languages import LANGUAGES, Language, Text, both
+from gradforensics.report.messages import message
 from gradforensics.report.model import RunReport, VerdictRow
 from gradforensics.report.words import Words, place, printable, shorten
+
+_NEED = 400  # letters of what a check lacked
 
 
 def visible(value: Any) -> Any:
@@ -36,6 +39,11 @@ def tag(name: str, *children: object, kind: str = "", **attributes: object) -> M
 def soft(*children: object) -> Markup:
     """Secondary text."""
     return tag("span", *children, kind="soft")
+
+
+def evidence(*children: object, name: str = "span", kind: str = "") -> Markup:
+    """Names and words of the evidence or of a rule file, which no language translates."""
+    return tag(name, *children, kind=kind, translate="no")
 
 
 def joined(parts: Iterable[object], between: str = " ") -> Markup:
@@ -100,6 +108,19 @@ class PageWords:
             tag(element, text.in_(language), lang=language, **({} if language == self.first else unseen))
             for language in LANGUAGES
         )
+
+    def message(self, english: str, limit: int) -> Markup:
+        """A message that another part made as an English sentence, at most `limit` letters of it."""
+        told = message(english)
+        return (
+            self.text(Text(shorten(told.en, limit), shorten(told.zh, limit)))
+            if told.zh
+            else evidence(shorten(english, limit))
+        )
+
+    def need(self, need: str) -> Markup:
+        """What a check lacked: a need as the rule language writes it, or a message."""
+        return self.message(need, _NEED) if message(need).zh else tag("code", need, kind="need")
 
     def __call__(self, key: str, **facts: Any) -> Markup:
         """The label `key`, its placeholders filled in."""

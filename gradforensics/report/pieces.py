@@ -8,10 +8,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from gradforensics.diagnosis.rule_model import is_command
-from gradforensics.diagnosis.vocabulary import Fact
-from gradforensics.languages import Text
-from gradforensics.report.markup import Tables, cell, chip, joined, soft, tag, where
+from gradforensics.report.markup import Tables, cell, chip, evidence, joined, soft, tag, where
+from gradforensics.report.messages import message
 from gradforensics.report.model import HitRow, Report, RunReport, VerdictRow
 from gradforensics.report.words import number, shorten
 from gradforensics.tables import Source
@@ -26,6 +24,30 @@ class Pieces(Tables):
 
     # -- small ones ----------------------------------------------------------------------------------------------------
 
+    def chips(self, verdict: VerdictRow) -> Markup:
+        """Severity and strength."""
+        strength = verdict.strength or "suspect"
+        return joined(
+            [
+                chip(self.words(verdict.severity or "S4"), "alarm" if verdict.alarm else "weak"),
+                chip(self.words(strength), strength),
+            ]
+        )
+
+    def ending(self, run: RunReport) -> Markup:
+        """How the run ended, with the line that shows it."""
+        told = [joined([self.words(run.ending.kind), ":" if run.ending.text else ""], "")]
+        text = run.ending.text
+        quoted: Markup | str = ""
+        if text:
+            quoted = self.words.message(text, 300) if message(text).zh else tag("q", shorten(text, 300))
+        return joined([p for p in (*told, quoted, where(run.ending.source, run.ending.line)) if p])
+
+    def verify(self, verdict: VerdictRow) -> Markup:
+        """How to verify: a command to copy, or prose."""
+        verify = self.words.text(verdict.verify)
+        return tag("pre", tag("code", verify)) if is_command(verdict.verify.en) else tag("p", verify)
+
     def advice(self, run: RunReport, most: int) -> Markup:
         """What to log next time and which rules it would help to judge."""
         items = [
@@ -34,11 +56,31 @@ class Pieces(Tables):
         ]
         return tag("ul", *items, kind="advice")
 
-    def _named(self, rules: Sequence[str]) -> Markup:
-        """Rules by their numbers, many of them cut short."""
-        first = ", ".join(rules[:_HELPED])
-        rest = len(rules) - _HELPED
-        return joined([first, self.words("and_more", n=rest)]) if rest > 0 else escape(first)
+    def needs(self, verdict: VerdictRow) -> Markup:
+        """What could not be judged of a verdict for want of what."""
+        return joined((self.words.need(gap.need) for gap in verdict.missing), ", ")
+
+    def node(self, run: RunReport, rule: str, anchor: str) -> Markup:
+        """One case of the chain, linked to its finding."""
+        verdict = run.verdict(rule)
+        slug = verdict.slug if verdict else ""
+        step = soft(self.words("step_n", n=verdict.onset)) if verdict and verdict.onset is not None else ""
+        return tag("a", tag("b", rule), " ", evidence(slug), " ", step, kind="node", href=f"#{anchor}-{rule}")
+
+    def look_alikes(self, verdict: VerdictRow) -> Markup:
+        """The look-alikes of a finding, refuted or not excluded."""
+        those = [(one, "refuted") for one in verdict.refuted_by] + [
+            (one, "not_excluded") for one in verdict.not_excluded
+        ]
+        text = self.words.text
+        items = [
+            tag(
+                "li",
+                joined([chip(self.words(state), state), tag("b", one.case), text(one.title), soft(text(one.tell))]),
+            )
+            for one, state in those
+        ]
+        return tag("ul", *items, kind="plain")
 
     # -- tables --------------------------------------------------------------------------------------------------------
 
@@ -53,13 +95,15 @@ class Pieces(Tables):
         return table + self.cut(len(verdict.hits), HITS, "more_hits")
 
     def _hit(self, hit: HitRow, *, opens: bool, first: bool) -> list[Markup]:
-        named = joined([tag("b", hit.sign.replace("_", " ")), soft(self.words(hit.strength))]) if opens else ""
+        named = (
+            joined([evidence(hit.sign.replace("_", " "), name="b"), soft(self.words(hit.strength))]) if opens else ""
+        )
         read = [shorten(hit.series or hit.tensor or "", 200)] + (
             [soft(hit.tag)] if hit.tag and hit.tag != hit.series else []
         )
         cells = [
             tag("td", named),
-            tag("td", joined(read), kind="named"),
+            evidence(joined(read), name="td", kind="named"),
             cell(number(hit.step)),
             cell(number(hit.value)),
             tag("td", where(hit.source, hit.line)),
@@ -67,7 +111,7 @@ class Pieces(Tables):
         rows = [tag("tr", *cells, kind="opens" if opens and not first else "")]
         facts = [(k.replace("_", " "), self._fact(v)) for k, v in hit.facts.items() if v is not None] if opens else []
         if facts:
-            told = joined(tag("span", f"{name} ", tag("b", value), kind="fact") for name, value in facts)
+            told = joined(evidence(f"{name} ", tag("b", value), kind="fact") for name, value in facts)
             rows.append(tag("tr", tag("td"), tag("td", told, colspan=4), kind="more"))
         if hit.excerpt:
             rows.append(
@@ -93,8 +137,8 @@ class Pieces(Tables):
             rows.append(
                 tag(
                     "tr",
-                    tag("td", name),
-                    tag("td", s.tag, kind="soft"),
+                    evidence(name, name="td"),
+                    evidence(s.tag, name="td", kind="soft"),
                     *numbers,
                     cell(s.nonfinite, "bad" if s.nonfinite else ""),
                     cell(span),
@@ -103,10 +147,96 @@ class Pieces(Tables):
         heads = ("series", "tag", "points", "first", "last", "min", "max", "nonfinite", "step_range")
         return self.table(heads, rows, numeric=range(2, 9)) + self.cut(len(run.series), SERIES)
 
+    def settings(self, run: RunReport) -> Markup:
+        """Every setting, those that another one overrides struck out."""
+        rows = []
+        for s in run.settings[:SETTINGS]:
+            key = joined([s.key, soft(s.name)]) if s.name != s.key else s.key
+            value = joined(
+                [
+                    tag("code", shorten(_as_written(s.value), 300)),
+                    soft(self.words("overridden")) if s.overridden else "",
+                ]
+            )
+            rows.append(
+                tag(
+                    "tr",
+                    evidence(key, name="td"),
+                    tag("td", value),
+                    tag("td", where(s.source, s.line)),
+                    kind="off" if s.overridden else "",
+                )
+            )
+        return self.table(("key", "value", "where"), rows) + self.cut(len(run.settings), SETTINGS)
+
+    def events(self, run: RunReport) -> Markup:
+        """What the logs tell besides numbers, in the order in which it was read."""
+        rows = []
+        for e in run.events[:EVENTS]:
+            writer = ", ".join(filter(None, ("" if e.rank is None else str(e.rank), e.host or "")))
+            told = tag("code", shorten(e.text, 300))
+            step = "" if e.step is None else str(e.step)
+            cells = (evidence(e.kind), step, evidence(writer), told, where(e.source, e.line))
+            rows.append(tag("tr", *(tag("td", c) for c in cells)))
+        heads = ("event", "step", "rank_host", "text", "where")
+        return self.table(heads, rows) + self.cut(len(run.events), EVENTS)
+
+    def environment(self, run: RunReport) -> Markup:
+        """Where the run ran, on what, with which versions."""
+        rows = []
+        for fact in run.environment[:SETTINGS]:
+            writer = ", ".join(filter(None, ("" if fact.rank is None else str(fact.rank), fact.host or "")))
+            value = tag("code", shorten(fact.value, 300))
+            cells = (evidence(fact.key), value, evidence(writer), where(fact.source, fact.line))
+            rows.append(tag("tr", *(tag("td", c) for c in cells)))
+        return self.table(("key", "value", "rank_host", "where"), rows) + self.cut(len(run.environment), SETTINGS)
+
+    def notices(self, run: RunReport) -> Markup:
+        """The readers' remarks."""
+        items = [
+            tag("li", where(n.source, n.line), " ", self.words.message(n.text, 400)) for n in run.notices[:NOTICES]
+        ]
+        return tag("ul", *items, kind="plain notices") + self.cut(len(run.notices), NOTICES)
+
+    def sources(self, sources: Sequence[Source]) -> Markup:
+        """The inventory of files."""
+        rows = []
+        for s in sources[:SOURCES]:
+            digest = tag("code", f"{s.sha256[:12]}…", title=s.sha256) if s.sha256 else soft(self.words("not_hashed"))
+            reader = evidence(s.reader) if s.reader else self.words("unread")
+            read = joined([reader, soft(self.words.message(s.remark, 400))] if s.remark else [reader])
+            rows.append(
+                tag(
+                    "tr",
+                    tag("td", tag("code", shorten(s.path, 200))),
+                    cell(f"{s.bytes:,}"),
+                    tag("td", digest),
+                    tag("td", read),
+                )
+            )
+        return self.table(("path", "bytes", "sha256", "reader"), rows, numeric=(1,)) + self.cut(len(sources), SOURCES)
+
+    def overview(self, report: Report) -> Markup:
+        """All runs, each with its verdict and a link."""
+        rows = []
+        for i, run in enumerate(report.runs[:RUNS], 1):
+            state = "alarm" if run.primary else ("clear" if run.having("clear") else "")
+            verdict = joined([tag("b", run.primary.rule) if run.primary else "", self.words.headline(run)])
+            onset = self.words.onset(run.primary) if run.primary else ""
+            cells = (
+                tag("a", run.name, href=f"#r{i}", translate="no"),
+                tag("span", tag("span", kind=f"dot {state}".strip()), verdict),
+                onset,
+            )
+            rows.append(
+                tag("tr", *(tag("td", c) for c in (*cells, self.words(run.ending.kind), self.words.steps(run))))
+            )
+        return self.table(("run", "verdict", "onset", "ending", "record"), rows) + self.cut(len(report.runs), RUNS)
+
     def baselines(self, report: Report, run: RunReport) -> Markup:
         """Runs that this one can be compared with, as links."""
         anchors = {other.name: f"#r{i}" for i, other in enumerate(report.runs, 1)}
-        links = joined([tag("a", name, href=anchors[name]) for name in run.baselines], ", ")
+        links = joined([tag("a", name, href=anchors[name], translate="no") for name in run.baselines], ", ")
         return joined([links, soft(self.words("baselines_why"), "; ", self.words("baselines_how"))])
 
     def compared(self, run: RunReport) -> Markup:
@@ -115,7 +245,10 @@ class Pieces(Tables):
             return Markup("")
         told = self.words.count("differs", len(run.compared.differences))
         return joined(
-            [run.compared.name, soft(joined([self.words("sibling"), told], "; ") if run.compared.sibling else told)]
+            [
+                evidence(run.compared.name),
+                soft(joined([self.words("sibling"), told], "; ") if run.compared.sibling else told),
+            ]
         )
 
     def pair(self, run: RunReport) -> Markup:
@@ -145,7 +278,7 @@ class Pieces(Tables):
         for v in run.verdicts:
             state = ("alarm" if v.alarm else "weak") if v.outcome == "fired" else v.outcome
             told = self.words(v.strength or (v.outcome if v.testable or v.outcome != "not_judged" else "no_test_short"))
-            link = tag("a", tag("b", v.rule), " ", tag("i", told), " ", tag("span", v.slug), href=f"#{anchor}-{v.rule}")
+            link = tag("a", tag("b", v.rule), " ", tag("i", told), " ", evidence(v.slug), href=f"#{anchor}-{v.rule}")
             families.setdefault(v.family, []).append(tag("li", link, kind=f"cell {state}"))
         rows = [
             tag("div", tag("h4", name.replace("-", " ").capitalize()), tag("ul", *cells), kind="family")
@@ -171,7 +304,7 @@ class Pieces(Tables):
             looked = [joined([self.words("judged_by"), ": ", tag("code", signs)], "")] if signs else []
             at = "clear_at" if v.by_replay_alone else "clean_at"
             looked += [self.words(at, steps=_listed(v.replayed))] if v.replayed else []
-            needs = self.words.text(needs_in_words(g.need for g in v.missing))
+            needs = self.needs(v)
             lacked = [joined([self.words("also_missing"), ": ", needs], "")] if needs else []
             return self._row(
                 v,
@@ -194,7 +327,7 @@ class Pieces(Tables):
                     tag("td", self.words("no_test"), colspan=2),
                     kind="soft",
                 )
-            needs = joined((self.words.text(g.told) for g in v.missing), Markup("<br>"))
+            needs = joined((self.words.need(g.need) for g in v.missing), Markup("<br>"))
             if v.replayed:
                 found = self.words("clean_at", steps=_listed(v.replayed))
                 needs = joined([p for p in (needs, soft(found)) if p], Markup("<br>"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from gradforensics.report.markup import Tables, chip, joined, soft, tag, where
+from gradforensics.report.markup import Tables, chip, evidence, joined, soft, tag, where
 from gradforensics.report.replays import ReplayRow, ResultRow
 from gradforensics.report.words import shorten
 
@@ -26,14 +26,14 @@ class ReplayPieces(Tables):
                 [
                     tag("code", shorten(f"{c.file}:{c.function}", 160)),
                     tag("code", f"sha256 {c.sha256[:12]}…", title=c.sha256, kind="soft") if c.sha256 else "",
-                    soft(shorten(c.allowed_by, 80)),
+                    evidence(shorten(c.allowed_by, 80), kind="soft"),
                 ]
             )
             for c in replay.code
         ]
         facts = (
             ("state", tag("code", shorten(replay.state, 160)) if replay.state else ""),
-            ("device", shorten(replay.device, 80)),
+            ("device", evidence(shorten(replay.device, 80)) if replay.device else ""),
             ("code_ran", joined(code, Markup("<br>")) if code else self.words("no_code")),
             ("folder", tag("code", shorten(replay.folder, 160))),
         )
@@ -51,13 +51,16 @@ class ReplayPieces(Tables):
         return tag("div", table, kind="replay") + self.cut(len(replay.told), RESULTS)
 
     def _row(self, one: ResultRow, *, asks: bool, first: bool) -> Markup:
-        asked = joined([shorten(one.question, _TEXT), soft(one.experiment)], Markup("<br>")) if asks else ""
+        said = self.words.message
+        asked = (
+            joined([said(one.question, _TEXT), evidence(one.experiment, kind="soft")], Markup("<br>")) if asks else ""
+        )
         outcome = chip(self.words(f"out_{one.outcome}"), _COLOURS.get(one.outcome, ""))
         cells = (
             asked,
-            shorten(one.changed, _TEXT),
-            shorten(one.result, _TEXT),
-            joined([outcome, shorten(one.conclusion, _TEXT)]),
+            said(one.changed, _TEXT),
+            said(one.result, _TEXT),
+            joined([outcome, said(one.conclusion, _TEXT)]),
         )
         return tag("tr", *(tag("td", cell) for cell in cells), kind="opens" if asks and not first else "")
 
@@ -68,8 +71,9 @@ class ReplayPieces(Tables):
                 "li",
                 chip(self.words(f"out_{one.outcome}")),
                 " ",
-                tag("b", one.experiment),
-                f" {shorten(one.conclusion or one.result, _TEXT)}",
+                evidence(one.experiment, name="b"),
+                " ",
+                self.words.message(one.conclusion or one.result, _TEXT),
             )
             for one in replay.left_out[:RESULTS]
         ]
@@ -77,13 +81,13 @@ class ReplayPieces(Tables):
 
     def notices(self, replay: ReplayRow) -> Markup:
         """What the replay itself remarks."""
-        items = [tag("li", shorten(text, 400)) for text in replay.notices[:NOTICES]]
+        items = [tag("li", self.words.message(text, 400)) for text in replay.notices[:NOTICES]]
         return tag("ul", *items, kind="plain notices") + self.cut(len(replay.notices), NOTICES)
 
     def environment(self, replay: ReplayRow) -> Markup:
         """Versions and machine of the replay, which need not be those of the run."""
         shown = list(replay.environment.items())[:ENVIRONMENT]
-        told = joined((tag("span", f"{key} ", tag("b", shorten(value, 80)), kind="fact") for key, value in shown), " ")
+        told = joined((evidence(f"{key} ", tag("b", shorten(value, 80)), kind="fact") for key, value in shown), " ")
         return tag("p", told, kind="soft")
 
     def fixes(self, rows: Sequence[ResultRow]) -> Markup:
@@ -94,10 +98,10 @@ class ReplayPieces(Tables):
                 joined(
                     [
                         chip(self.words("out_verified"), "good"),
-                        tag("b", shorten(one.changed, _TEXT)),
-                        shorten(one.result, _TEXT),
+                        tag("b", self.words.message(one.changed, _TEXT)),
+                        self.words.message(one.result, _TEXT),
                         joined(["(", self.words("step_n", n=one.step), ")"], ""),
-                        soft(shorten(one.conclusion, _TEXT)),
+                        soft(self.words.message(one.conclusion, _TEXT)),
                         where(one.source, one.line),
                     ]
                 ),

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradforensics.experiments import Outcome, Replay, Result
+from gradforensics.languages import Language
 from gradforensics.questions import QUESTIONS
+from gradforensics.report.messages import message
 from gradforensics.report.pen import Pen, flat
 from gradforensics.report.words import Words
 
@@ -17,9 +19,9 @@ _COLOURS: dict[Outcome, str] = {
 }  # fmt: skip
 
 
-def render(replay: Replay, *, run: Path | None, folder: Path, color: bool, width: int) -> str:
+def render(replay: Replay, *, run: Path | None, folder: Path, language: Language, color: bool, width: int) -> str:
     """The summary, ending in a newline. run: the run directory, where there is one; folder: the replay directory."""
-    pen = Pen(color=color, width=width, words=Words("en"))
+    pen = Pen(color=color, width=width, words=Words(language))
     for name in QUESTIONS:
         results = [one for one in replay.results if one.experiment == name]
         if results:
@@ -34,20 +36,26 @@ def render(replay: Replay, *, run: Path | None, folder: Path, color: bool, width
 
 
 def _experiment(pen: Pen, name: str, results: Sequence[Result]) -> None:
-    pen.lines.append(f"{pen.paint(name, 'bold')}  {flat(results[0].question)}")
+    words = pen.words
+
+    def told(text: str) -> str:
+        return message(text).in_(words.language)
+
+    pen.lines.append(f"{pen.paint(name, 'bold')}  {flat(told(results[0].question))}")
     for one in results:
         if one.outcome == "not-run":
-            pen.row("not run", one.conclusion)
+            pen.row(words("r_not_run"), told(one.conclusion))
             continue
-        pen.row("changed", one.changed)
-        pen.row("result", one.result)
-        said = f"{pen.words(f'out_{one.outcome}')}: {one.conclusion}"
-        pen.row("conclusion", said, colour=_COLOURS[one.outcome])
+        pen.row(words("r_changed"), told(one.changed))
+        pen.row(words("r_result"), told(one.result))
+        said = words("r_said", outcome=words(f"out_{one.outcome}"), conclusion=told(one.conclusion))
+        pen.row(words("r_conclusion"), said, colour=_COLOURS[one.outcome])
 
 
 def _tally(pen: Pen, replay: Replay) -> str:
     """How many results of each outcome there are, the worst first."""
+    words = pen.words
     counts = {outcome: sum(one.outcome == outcome for one in replay.results) for outcome in _COLOURS}
-    listed = ", ".join(f"{count} {pen.words(f'out_{outcome}')}" for outcome, count in counts.items() if count)
+    each = [words("r_count", n=n, outcome=words(f"out_{outcome}")) for outcome, n in counts.items() if n]
     colour = next((_COLOURS[outcome] for outcome, count in counts.items() if count), "yellow")
-    return pen.paint(f"step {replay.step}: {listed or 'no result'}", colour)
+    return pen.paint(words("r_tally", n=replay.step, results=", ".join(each) or words("r_none")), colour)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gradforensics.languages import Language
+from gradforensics.report.messages import message
 from gradforensics.report.pen import Cell, Column, Pen, flat
-from gradforensics.report.words import Words, compact, counted, magnitude, share, shorten
+from gradforensics.report.words import Words, compact, magnitude, share, shorten
 
 if TYPE_CHECKING:
     import polars as pl
@@ -20,12 +22,12 @@ if TYPE_CHECKING:
 # How many of each kind are shown; the JSON output has them all.
 GROUPS, NOTICES, CALLS, IMPORTS = 6, 12, 12, 4
 _HEADS = (
-    Column("name", numeric=False), Column("role", 18, numeric=False), Column("dtype", 4, numeric=False),
-    Column("shape", 5, numeric=False),
+    Column("h_name", numeric=False), Column("h_role", 18, numeric=False), Column("h_dtype", 4, numeric=False),
+    Column("h_shape", 5, numeric=False),
 )  # fmt: skip
 _NUMBERS = (
-    Column("nan", 20), Column("inf", 19), Column("zero", 8), Column("min", 7), Column("max", 9), Column("mean", 1),
-    Column("std", 2),
+    Column("h_nan", 20), Column("h_inf", 19), Column("h_zero", 8), Column("h_min", 7), Column("h_max", 9),
+    Column("h_mean", 1), Column("h_std", 2),
 )  # fmt: skip
 
 
@@ -124,78 +126,105 @@ def worst_first(tensors: pl.DataFrame) -> pl.DataFrame:
 
 
 def render(
-    scanned: Sequence[Scanned], notices: Sequence[Notice], *, color: bool, width: int, written: Sequence[str] = ()
+    scanned: Sequence[Scanned],
+    notices: Sequence[Notice],
+    *,
+    language: Language,
+    color: bool,
+    width: int,
+    written: Sequence[str] = (),
 ) -> str:
     """The text, ending in a newline. notices: on files of no checkpoint; written: where the outputs lie."""
-    pen = Pen(color=color, width=width, words=Words("en"))
+    pen = Pen(color=color, width=width, words=Words(language))
     for one in scanned:
         _checkpoint(pen, one)
         pen.lines.append("")
     if len(scanned) > 1:
         _overview(pen, scanned)
         pen.lines.append("")
-    for notice in notices[:NOTICES]:
-        pen.row("notice", f"{notice.source}: {shorten(notice.text, 500)}")
-    _more(pen, len(notices) - NOTICES, "notice")
+    _notices(pen, notices)
     pen.lines.append(_tally(pen, scanned))
-    pen.lines += [flat(f"Written: {path}") for path in written]
+    pen.lines += [flat(pen.words("written", path=path)) for path in written]
     return pen.text()
 
 
 def _checkpoint(pen: Pen, one: Scanned) -> None:
-    checkpoint = one.checkpoint
-    pen.lines.append(f"{pen.paint(flat(checkpoint.path), 'bold')} ({_headline(checkpoint)})")
+    checkpoint, words = one.checkpoint, pen.words
+    pen.lines.append(f"{pen.paint(flat(checkpoint.path), 'bold')} ({_headline(words, checkpoint)})")
     roles = Counter(t.role for t in checkpoint.tensors)
     parameters = sum(t.ref.count for t in checkpoint.tensors if t.role == "param")
     kinds = f" ({', '.join(f'{n} {role}' for role, n in roles.items())})" if roles else ""
-    size = f"{magnitude(checkpoint.bytes)}B in {counted(len(checkpoint.files), 'file')}"
-    told = [f"{counted(one.total, 'tensor')}{kinds}", *([counted(parameters, "parameter")] if parameters else []), size]
-    pen.row("holds", ", ".join(told))
+    told = [f"{words.count('c_tensors', one.total)}{kinds}"]
+    told += [words.count("c_parameters", parameters)] if parameters else []
+    told.append(words("size_in", size=magnitude(checkpoint.bytes), files=words.count("c_files", len(checkpoint.files))))
+    pen.row(words("holds"), ", ".join(told))
     if checkpoint.naming is not None:
-        pen.row("names", f"{checkpoint.naming.sure}: {checkpoint.naming.how}")
+        how = message(checkpoint.naming.how).in_(words.language)
+        pen.row(words("state_names"), f"{words(f'sure_{checkpoint.naming.sure}')}: {how}")
     for group in checkpoint.groups[:GROUPS]:
-        pen.row(f"group {group.group}", describe_group(group))
-    _more(pen, len(checkpoint.groups) - GROUPS, "group")
+        pen.row(words("c_group", n=group.group), describe_group(words, group))
+    _more(pen, len(checkpoint.groups) - GROUPS, "more_group")
     calls(pen, checkpoint.calls)
-    for notice in checkpoint.notices[:NOTICES]:
-        pen.row("notice", f"{notice.source}: {shorten(notice.text, 500)}")
-    _more(pen, len(checkpoint.notices) - NOTICES, "notice")
+    _notices(pen, checkpoint.notices)
     if one.rows:
         _tensors(pen, one)
 
 
-def _headline(checkpoint: Checkpoint) -> str:
-    complete = {True: "complete", False: "incomplete or damaged", None: "completeness unknown"}
-    step = "step unknown" if checkpoint.step is None else f"step {checkpoint.step}"
-    return f"{flat(checkpoint.format)}, {step}, {complete[checkpoint.complete]}"
+def _notices(pen: Pen, notices: Sequence[Notice]) -> None:
+    for notice in notices[:NOTICES]:
+        told = message(notice.text).in_(pen.words.language)
+        pen.row(pen.words("c_notice"), f"{notice.source}: {shorten(told, 500)}")
+    _more(pen, len(notices) - NOTICES, "more_notice")
 
 
-def describe_group(group: Group) -> str:
+def step_of(words: Words, checkpoint: Checkpoint) -> str:
+    """The step of a checkpoint in words."""
+    return words("c_step_unknown") if checkpoint.step is None else words("c_step", n=checkpoint.step)
+
+
+def _headline(words: Words, checkpoint: Checkpoint) -> str:
+    complete = {True: "c_complete", False: "c_damaged", None: "c_unsure"}
+    return f"{flat(checkpoint.format)}, {step_of(words, checkpoint)}, {words(complete[checkpoint.complete])}"
+
+
+def describe_group(words: Words, group: Group) -> str:
     """The settings of a parameter group in one line."""
-    told = [group.optimizer or "optimizer unknown"]
-    given = (("lr", group.lr), ("betas", group.betas), ("eps", group.eps), ("momentum", group.momentum))
-    for name, value in (*given, ("weight decay", group.weight_decay)):
-        if value is not None:
-            shown = " ".join(compact(v, 6) for v in value) if isinstance(value, tuple) else compact(value, 6)
-            told.append(f"{name} {shown}")
+    told = [group.optimizer or words("optimizer_unknown")]
+    if group.lr is not None:
+        told.append(words("c_lr", value=compact(group.lr, 6)))
+    if group.betas is not None:
+        told.append(f"betas {' '.join(compact(v, 6) for v in group.betas)}")
+    if group.eps is not None:
+        told.append(f"eps {compact(group.eps, 6)}")
+    if group.momentum is not None:
+        told.append(words("c_momentum", value=compact(group.momentum, 6)))
+    if group.weight_decay is not None:
+        told.append(words("c_decay", value=compact(group.weight_decay, 6)))
     if group.step_min is not None:
-        last = "" if group.step_max == group.step_min else f" to {group.step_max}"
-        told.append(f"step {group.step_min}{last}")
+        first, last = group.step_min, group.step_max
+        told.append(words("c_step", n=first) if first == last else words("c_step_span", first=first, last=last))
     rank = [] if group.rank is None else [f"rank {group.rank}"]
-    return ", ".join([*told, counted(len(group.names), "parameter"), *rank])
+    return ", ".join([*told, words.count("c_parameters", len(group.names)), *rank])
 
 
 def calls(pen: Pen, found: Sequence[Call]) -> None:
     """What loading the pickles would have run, the dangerous first; the others in one line."""
+    words = pen.words
     dangerous = [call for call in found if call.danger]
     for call in dangerous[:CALLS]:
-        text = f"would run {would_run(call.name, call.arguments)} when {call.file} is unpickled; nothing was run here"
-        pen.row("DANGER", text, colour="red")
-    _more(pen, len(dangerous) - CALLS, "dangerous call")
+        text = words("c_would_run", call=would_run(call.name, call.arguments), source=call.file)
+        pen.row(words("danger"), text, colour="red")
+    _more(pen, len(dangerous) - CALLS, "more_call")
     others = list(dict.fromkeys(call.name for call in found if not call.danger))
     if others:
-        more = f" and {len(others) - IMPORTS} more" if len(others) > IMPORTS else ""
-        pen.row("imports", f"unpickling would import {', '.join(shorten(n, 100) for n in others[:IMPORTS])}{more}")
+        names = and_more(words, [shorten(name, 100) for name in others], IMPORTS)
+        pen.row(words("imports_head"), words("would_import", names=names))
+
+
+def and_more(words: Words, names: Sequence[str], limit: int) -> str:
+    """The first names, and how many more there are."""
+    listed = ", ".join(names[:limit])
+    return words("c_names_and_more", names=listed, n=len(names) - limit) if len(names) > limit else listed
 
 
 def would_run(name: str, arguments: str) -> str:
@@ -214,16 +243,21 @@ def _tensors(pen: Pen, one: Scanned) -> None:
             f"{row['name']}{rank}",
             row["role"] + of,
             row["dtype"],
-            "×".join(map(str, row["shape"])) or "scalar",
+            "×".join(map(str, row["shape"])) or pen.words("scalar"),
         ]
         rows.append(cells if one.nonfinite is None else [*cells, *_numbers(row)])
-    pen.table(heads, rows)
+    pen.table(named(pen.words, heads), rows)
     if one.total > len(one.rows):
-        pen.lines.append(f"  {one.total - len(one.rows)} more tensors: --limit 0 shows all")
+        pen.lines.append(f"  {pen.words('more_tensors', n=one.total - len(one.rows))}")
     if one.nonfinite is not None:
-        aside = ", none of them of the model or its optimizer" if one.nonfinite and not _sick(one) else ""
-        text = f"  {one.nonfinite} of {counted(one.total, 'tensor')} hold NaN or infinity{aside}"
+        aside = "bad_aside" if one.nonfinite and not _sick(one) else "hold_bad"
+        text = f"  {pen.words(aside, n=one.nonfinite, tensors=pen.words.count('c_tensors', one.total))}"
         pen.lines.append(pen.paint(text, "red" if _sick(one) else "green"))
+
+
+def named(words: Words, heads: Sequence[Column]) -> list[Column]:
+    """The columns with their heads, which are keys of the label table, in words."""
+    return [column._replace(head=words(column.head)) for column in heads]
 
 
 def _numbers(row: Mapping[str, Any]) -> list[Cell]:
@@ -237,41 +271,49 @@ def _numbers(row: Mapping[str, Any]) -> list[Cell]:
 
 def _overview(pen: Pen, scanned: Sequence[Scanned]) -> None:
     heads = (
-        Column("checkpoint", numeric=False),
-        Column("step", 4),
-        Column("complete", 3, numeric=False),
-        Column("tensors", 1),
-        Column("with NaN or infinity", 5),
+        Column("h_checkpoint", numeric=False),
+        Column("h_step", 4),
+        Column("h_complete", 3, numeric=False),
+        Column("h_tensors", 1),
+        Column("h_bad", 5),
     )
-    complete = {True: "yes", False: "no", None: "?"}
+    words = pen.words
+    complete = {True: words("yes"), False: words("no"), None: "?"}
     rows: list[list[Cell]] = [
         [
             one.checkpoint.path,
             "" if one.checkpoint.step is None else str(one.checkpoint.step),
             complete[one.checkpoint.complete],
             str(one.total),
-            "not read" if one.nonfinite is None else (str(one.nonfinite), "red") if _sick(one) else str(one.nonfinite),
+            _bad(words, one),
         ]
         for one in scanned
     ]
-    pen.table(heads, rows, indent="")
+    pen.table(named(words, heads), rows, indent="")
+
+
+def _bad(words: Words, one: Scanned) -> Cell:
+    if one.nonfinite is None:
+        return words("c_not_read")
+    return (str(one.nonfinite), "red") if _sick(one) else str(one.nonfinite)
 
 
 def _tally(pen: Pen, scanned: Sequence[Scanned]) -> str:
-    tensors = counted(sum(one.total for one in scanned), "tensor")
-    parts = [f"{counted(len(scanned), 'checkpoint')}, {tensors}"]
+    words = pen.words
+    tensors = words.count("c_tensors", sum(one.total for one in scanned))
+    parts = [f"{words.count('c_checkpoints', len(scanned))}, {tensors}"]
     bad, sick = sum(one.nonfinite or 0 for one in scanned), any(map(_sick, scanned))
     danger = sum(call.danger for one in scanned for call in one.checkpoint.calls)
     damaged = sum(one.checkpoint.complete is False for one in scanned)
     if any(one.nonfinite is not None for one in scanned):
-        parts.append(f"{bad} with NaN or infinity")
+        parts.append(words("tally_bad", n=bad))
     if damaged:
-        parts.append(f"{counted(damaged, 'checkpoint')} incomplete or damaged")
+        parts.append(words("tally_damaged", checkpoints=words.count("c_checkpoints", damaged)))
     if danger:
-        parts.append(f"{counted(danger, 'dangerous call')} in pickles")
+        parts.append(words("tally_danger", calls=words.count("dangerous_calls", danger)))
     return pen.paint(", ".join(parts), "red" if sick or danger else "bold")
 
 
-def _more(pen: Pen, count: int, what: str) -> None:
+def _more(pen: Pen, count: int, key: str) -> None:
     if count > 0:
-        pen.row("", f"{counted(count, f'more {what}')} in the JSON output")
+        pen.row("", pen.words.count(key, count))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradforensics.diagnosis.rule_model import is_command
+from gradforensics.report.messages import message
 from gradforensics.report.model import Report, RunReport, VerdictRow
 from gradforensics.report.pen import Pen, flat
 from gradforensics.report.replays import ReplayRow
@@ -98,7 +98,8 @@ def _ending(pen: Pen, run: RunReport) -> None:
     ending = run.ending
     text = pen.words(ending.kind)
     if ending.text:
-        text += f": {' '.join(ending.text.split())[:200]}"
+        told = message(ending.text).in_(pen.words.language)
+        text += f": {' '.join(told.split())[:200]}"
     where = place(ending.source, ending.line)
     pen.row(pen.words("t_ended"), f"{text} ({where})" if where else text)
 
@@ -133,14 +134,15 @@ def _replays(pen: Pen, run: RunReport) -> None:
         key=lambda one: (one.fault is not None, one.telling is not None, one.step == onset, _clean(one)),
     )
     if told.telling:
-        text = told.telling.told
+        text = message(told.telling.told).in_(pen.words.language)
     else:
         clean = _clean(told)
         text = pen.words("t_no_fault" if clean else "t_no_answer", clean=clean, rest=len(told.results) - clean)
     pen.row(pen.words("t_replay"), f"{pen.words('step_n', n=told.step)}: {shorten(text, 240)}")
     fix = next(iter((*(run.primary.verified if run.primary else ()), *told.verified)), None)
     if fix:
-        pen.row(pen.words("t_verified"), shorten(f"{fix.changed}: {fix.result}", 300), colour="green")
+        changed, result = (message(text).in_(pen.words.language) for text in (fix.changed, fix.result))
+        pen.row(pen.words("t_verified"), shorten(f"{changed}: {result}", 300), colour="green")
 
 
 def _clean(replay: ReplayRow) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradforensics.report.labels import checkpoints, data, page, replay, rules
+from gradforensics.report.labels import checkpoints, commands, data, page, replay
 
 SECTIONS: tuple[Mapping[str, tuple[str, str]], ...] = (
     page.LABELS,
     checkpoints.LABELS,
     replay.LABELS,
     data.LABELS,
-    rules.LABELS,
+    commands.LABELS,
 )
 """A key belongs to one section only."""
 LABELS: Mapping[str, tuple[str, str]] = {key: label for section in SECTIONS for key, label in section.items()}

@@ -236,4 +236,9 @@ ENTRIES: Mapping[str, str] = {
     "length": "长度",
     "training": "训练",
     "evaluation": "评估",
+    "opening checkpoints": "打开检查点",
+    "measuring tensors": "测量张量",
+    "comparing checkpoints": "比较检查点",
+    "comparing parameters": "比较参数",
+    "comparing other tensors": "比较其他张量",
 }

@@ -305,6 +305,7 @@ ENTRIES: Mapping[str, str] = {
         "未关闭：{database}（{state}，{size} 字节）未读取"
     ),
     "steps go back {times}: {attempts:d} attempts in this file": "步倒退{times}：此文件含 {attempts} 次启动",
+    "auditing {file}": "审查 {file}",
     "no header: say what the columns are, for example --map {column}=loss": (
         "没有表头：请说明各列是什么，例如 --map {column}=loss"
     ),

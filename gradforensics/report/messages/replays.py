@@ -502,4 +502,12 @@ ENTRIES: Mapping[str, str] = {
     "the memory limit of {limit:d} GB was reached": "达到内存限制 {limit} GB",
     "{ending} before it began": "{ending}，在开始之前",
     "--budget leaves {left:d}": "--budget 只剩 {left}",
+    "rolling forward": "向前推进",
+    "step {step:d} of {name}, from {state}": "{name} 的步 {step}，起始于 {state}",
+    "runs {function} of {file} (sha256 {digest}), allowed by {option}": (
+        "运行 {file} 的 {function}（sha256 {digest}），由 {option} 允许"
+    ),
+    "limits: {limit:d} s per experiment, no memory limit": "限制：每个实验 {limit} 秒，不限内存",
+    "limits: {limit:d} s per experiment, {memory:d} GB": "限制：每个实验 {limit} 秒，{memory} GB",
+    "costs at most {steps:d} steps on {device}: {listed}": "最多需要 {steps} 步，在 {device} 上：{listed}",
 }
