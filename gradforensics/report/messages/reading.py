@@ -306,6 +306,9 @@ ENTRIES: Mapping[str, str] = {
     ),
     "steps go back {times}: {attempts:d} attempts in this file": "步倒退{times}：此文件含 {attempts} 次启动",
     "auditing {file}": "审查 {file}",
+    "became shorter while it was read: {left:d} of {size:d} bytes are left": (
+        "读取时变短：{size} 字节中剩 {left} 字节"
+    ),
     "no header: say what the columns are, for example --map {column}=loss": (
         "没有表头：请说明各列是什么，例如 --map {column}=loss"
     ),
