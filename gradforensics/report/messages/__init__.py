@@ -120,7 +120,7 @@ def _compiled(english: str) -> _Template:
     at = letters = 0
     for place in PLACEHOLDER.finditer(english):
         pieces.append(_literal(english[at : place.start()], first=at == 0))
-        pieces.append(f"(?P<{place[1]}>{_NUMBER if place[2] else '.+?'})")
+        pieces.append(f"(?P<{place[1]}>{_NUMBER if place[2] else '.*?'})")
         letters += place.start() - at
         at = place.end()
     pieces.append(_literal(english[at:], first=at == 0))
