@@ -51,7 +51,7 @@ gradforensics analyze runs/exp-7 --set onset=120
 
 ### Look-alikes
 
-- not excluded: **GF17** : The batch at the onset repeats.
+- Not excluded: **GF17** : The batch at the onset repeats.
 
 ### Chain of consequences
 

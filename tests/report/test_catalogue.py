@@ -61,7 +61,7 @@ def test_few_lines_of_advice_are_listed_and_every_rule_has_its_own(maker: Any) -
     verdicts = tuple(Verdict(maker.rule(f"GF{i + 1:02}"), "not_judged", missing=(n,)) for i, n in enumerate(names))
     told = section(page_of(build([Diagnosis(Evidence("run"), verdicts)], [])))
     assert len(re.findall("<li>", told)) == ADVICE
-    assert all(f'<code class="need" translate="no">{name}</code>' in told for name in names)
+    assert all(f"the setting key_{i}" in told for i in range(len(names)))
     assert all(f"--set key_{i}=VALUE" in told for i in range(len(names)))
 
 

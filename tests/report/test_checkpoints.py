@@ -124,7 +124,7 @@ def test_the_section_tells_it_all(stored: Diagnosis) -> None:
     places = [section.index(text) for text in told]
     assert places == sorted(places)
     assert "a mask" not in section
-    assert section.count("last good") == 1
+    assert section.count("last good</span>") == 1
 
 
 def test_what_was_not_measured_is_not_called_good(stored: Diagnosis) -> None:

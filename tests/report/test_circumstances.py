@@ -121,7 +121,7 @@ def test_notices_of_one_kind_are_one_line_with_the_first_places() -> None:
     assert (first.text, len(first.places)) == ("line 1 holds 'tag-1' twice", 1000)
     assert second.places == (("a.csv", None),)
     page = page_of(build([Diagnosis(Evidence("run", notices=notices), ())], []))
-    items = re.findall("<li>(.*?)</li>", page[page.index("Notices</h4>") :])
+    items = re.findall("<li>(.*?)</li>", page[page.index("Notices</h3>") :])
     assert [unescape(re.sub("<[^>]+>", "", item)) for item in items] == [
         "log.jsonl:1, log.jsonl:2, log.jsonl:3 and 997 more places line 1 holds 'tag-1' twice",
         "a.csv the last line is torn",

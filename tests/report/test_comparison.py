@@ -147,7 +147,7 @@ def test_the_page_is_whole_in_both_languages(many: Comparison, hot: Comparison) 
         assert not _HAN.search(english.text.replace("中文", ""))
         assert "对照" in chinese.text
         heads = [name for name, _ in english.tags if name in ("h1", "h2", "h3", "h4")]
-        assert heads[:3] == ["h1", "h2", "h3"]
+        assert heads[:3] == ["h1", "h2", "h2"]
 
 
 def test_every_sentence_exists_in_chinese(many: Comparison) -> None:
@@ -164,7 +164,7 @@ def build_in(language: Any, found: Comparison) -> Comparison:
 
 def test_log_text_is_text_on_the_page_and_code_in_markdown(many: Comparison) -> None:
     page = Page(FORMATS["html"](many))
-    assert [attrs for name, attrs in page.tags if name in ("img", "i", "b") and attrs] == []
+    assert [attrs for name, attrs in page.tags if name in ("img", "i", "b") and attrs not in ({}, {"translate": "no"})] == []
     assert sum(name == "script" for name, _ in page.tags) == 1
     assert "<script>alert('a')</script>" in page.text
     text = FORMATS["md"](many)

@@ -247,7 +247,7 @@ def test_html_and_json_hold_it_in_both_languages(poisoned):
     assert "The numbers as tables" in english.text
     ids = re.findall(r'aria-labelledby="(r1-checkpoints-[a-z_]+)"', text)
     assert len(ids) == 4
-    assert all(f'<h4 id="{name}">' in text for name in ids)
+    assert all(f'<h3 id="{name}">' in text for name in ids)
     assert "0.0276" in unescape(english.text)
     data = as_json.data(report)
     schema = json.loads((files("gradforensics.report") / "schema.json").read_text(encoding="utf-8"))

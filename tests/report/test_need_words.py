@@ -30,7 +30,7 @@ def test_needs_are_told_in_both_languages(need: str, english: str, chinese: str)
 
 def test_a_remark_behind_a_need_stays_and_prose_is_left_alone() -> None:
     assert need_in_words("series:grad_norm of every step").en == "grad_norm of every step"
-    assert need_in_words("an adapter after more updates") == Text("an adapter after more updates")
+    assert need_in_words("an adapter after more updates").en == "an adapter after more updates"
 
 
 def test_several_needs_are_told_once_each() -> None:
