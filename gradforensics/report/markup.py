@@ -154,10 +154,13 @@ class Tables:
         self.words = words
 
     def table(self, heads: Sequence[str], rows: Iterable[Markup], numeric: Sequence[int] = ()) -> Markup:
-        """A table whose heads are keys of the label table."""
-        cells = [tag("th", self.words(h) if h else "", kind="n" if i in numeric else "") for i, h in enumerate(heads)]
+        """A table whose heads are keys of the label table; a wide one scrolls, also from the keyboard."""
+        cells = [
+            tag("th", self.words(h), kind="n" if i in numeric else "", scope="col") if h else tag("td")
+            for i, h in enumerate(heads)
+        ]
         head = tag("thead", tag("tr", *cells)) if any(heads) else ""
-        return tag("div", tag("table", head, tag("tbody", *rows)), kind="scroll")
+        return tag("div", tag("table", head, tag("tbody", *rows)), kind="scroll", tabindex=0)
 
     def cut(self, total: int, shown: int, label: str = "more_rows") -> Markup:
         """A line that says how many rows were left out."""

@@ -16,12 +16,14 @@ from gradforensics.diagnosis.causes import diagnose
 from gradforensics.diagnosis.rules import load_rules
 from gradforensics.evidence.gather import gather
 from gradforensics.report.build import build
+from gradforensics.report.comparison import FORMATS
+from gradforensics.report.comparison.model import build as compare
 from gradforensics.report.html import render
 from gradforensics.report.model import Report
 
 SAMPLES = Path(__file__).parents[2] / "sample_runs"
 # a diverged loss with settings and a log; checkpoints with NaN; a hang with ranks and events; a healthy run
-RUNS = ("gf05-diverged", "gf11-moments", "gf24-hang", "healthy-llama")
+RUNS = ("gf05-diverged", "gf11-moments", "gf24-missing-rank", "healthy-hf")
 STRICT = "sandbox; default-src 'none'"  # what CI servers send with artifacts
 AXE = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
 
@@ -39,21 +41,9 @@ def html_of(*names: str) -> str:
     return render(report_of(*names))
 
 
-def names_matching(*prefixes: str) -> tuple[str, ...]:
-    """The first sample run with each prefix."""
-    folders = sorted(path.name for path in SAMPLES.iterdir() if (path / "run").exists())
-    return tuple(next(name for name in folders if name.startswith(prefix)) for prefix in prefixes)
-
-
 @pytest.fixture(params=RUNS)
 def page_html(request: pytest.FixtureRequest) -> str:
-    (name,) = names_matching(request.param.partition("-")[0] if request.param not in folders() else request.param)
-    return html_of(name)
-
-
-@cache
-def folders() -> frozenset[str]:
-    return frozenset(path.name for path in SAMPLES.iterdir())
+    return html_of(request.param)
 
 
 def serious(page: Any) -> list[str]:
@@ -79,6 +69,18 @@ def distance(one: Any, other: Any) -> float:
     return sum(abs(a - b) for a, b in pairs) / (255 * len(one.tobytes()))
 
 
+def test_the_first_screen_answers_what_when_how_sure_and_what_now(
+    open_page: Callable[..., Any], page_html: str
+) -> None:
+    page = open_page(page_html).page
+    first = page.locator("article").first
+    answers = [first.locator(where).first for where in (".hero h2", ".hero .facts", ".hero .sure", ".hero .next")]
+    for answer in answers:
+        box = answer.bounding_box()
+        assert box["y"] + box["height"] <= 800
+        assert len(answer.inner_text()) > 10
+
+
 def test_nothing_complains_and_nothing_leaves_the_page(open_page: Callable[..., Any], page_html: str) -> None:
     visit = open_page(page_html)
     assert visit.errors == []
@@ -92,16 +94,22 @@ def test_the_page_never_scrolls_sideways(open_page: Callable[..., Any], page_htm
 
 
 @pytest.mark.parametrize(
-    "look", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 400, "height": 800}}], ids=["light", "dark", "narrow"]
+    ("name", "look"),
+    [
+        *((name, {}) for name in RUNS),
+        ("gf24-missing-rank", {"color_scheme": "dark"}),
+        ("gf11-moments", {"viewport": {"width": 400, "height": 800}}),
+    ],
+    ids=[*RUNS, "dark", "narrow"],
 )
-def test_no_serious_barrier(open_page: Callable[..., Any], page_html: str, look: dict[str, Any]) -> None:
-    page = open_page(page_html, **look).page
+def test_no_serious_barrier(open_page: Callable[..., Any], name: str, look: dict[str, Any]) -> None:
+    page = open_page(html_of(name), **look).page
     page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
     assert serious(page) == []
 
 
 def test_no_serious_barrier_in_chinese_and_over_several_runs(open_page: Callable[..., Any]) -> None:
-    page = open_page(html_of(*names_matching("gf05", "healthy"))).page
+    page = open_page(html_of("gf05-diverged", "healthy-hf")).page
     page.check("#language-zh", force=True)
     assert serious(page) == []
 
@@ -112,7 +120,7 @@ def test_the_switch_turns_every_text_over_without_a_script(open_page: Callable[.
     assert (english.is_visible(), chinese.is_visible()) == (True, False)
     page.locator("label[for=language-zh]").click()
     assert (english.is_visible(), chinese.is_visible()) == (False, True)
-    shown = page.locator("[lang=en]:not(html)").filter(visible=True).count()
+    shown = page.locator(":is(span, tspan)[lang=en]").filter(visible=True).count()
     assert shown == 0
 
 
@@ -137,7 +145,7 @@ def test_under_a_ci_servers_policy_everything_stands_there_and_charts_keep_their
     open_page: Callable[..., Any], page_html: str
 ) -> None:
     visit = open_page("<p>first</p>")
-    styled = open_page(page_html).page
+    styled = open_page(page_html, java_script_enabled=False).page
     strict = visit.page
     strict.route(
         "http://ci.example/*",
@@ -172,6 +180,17 @@ def test_it_prints(open_page: Callable[..., Any], page_html: str) -> None:
 
 
 def test_the_embedded_data_are_those_of_the_json_output(open_page: Callable[..., Any]) -> None:
-    page = open_page(html_of(*names_matching("gf05"))).page
+    page = open_page(html_of("gf05-diverged")).page
     data = json.loads(page.locator("#gradforensics-data").text_content())
     assert data["runs"][0]["primary"] == "GF05"
+
+
+def test_the_page_of_a_comparison_holds_to_the_same(open_page: Callable[..., Any]) -> None:
+    hot, good = gather([SAMPLES / "gf05-diverged" / "run"]), gather([SAMPLES / "healthy-hf" / "run"])
+    html = FORMATS["html"](compare(hot[0], good[0]))
+    for look in ({}, {"viewport": {"width": 400, "height": 800}, "color_scheme": "dark"}):
+        visit = open_page(html, **look)
+        assert visit.errors == []
+        assert len(visit.requests) == 1
+        assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert serious(visit.page) == []
