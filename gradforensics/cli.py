@@ -119,7 +119,20 @@ def analyze(
     diagnoses = ignoring(diagnoses, ignores)
     read = [*found, *known]
     sources = list({(s.path, s.sha256): s for evidence in read for s in evidence.sources}.values())
-    report = build(diagnoses, sources, language=language)
+    lines = [excerpts.read(d.evidence, places(d)) for d in diagnoses]
+    made = provenance(context.obj or (), options=again(context, ("output", "outputs", "force")))
+    report = build(
+        diagnoses,
+        sources,
+        language=language,
+        fail_on=fail_on,  # type: ignore[arg-type]  # a click.Choice
+        made=made,
+        lines=lines,
+    )
+    if redact:
+        from gradforensics.report.redact import redacted
+
+        report = redacted(report, [*inputs, *other])
     rendered = [(target.path, FORMATS[target.format](report)) for target in chosen]
     deliver(rendered, partial(render, report), force=force)
     return report.exit_code

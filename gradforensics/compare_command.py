@@ -48,6 +48,11 @@ EPILOG = "Exit codes: 0 compared, whether they part or not; 2 usage error; 3 int
     help="Language of the texts.",
 )
 @click.option("--no-tensors", is_flag=True, help="List the tensors of checkpoints, but do not read them.")
+@click.option(
+    "--redact",
+    is_flag=True,
+    help="Leave host names, user names, folders of paths and e-mail addresses out of all outputs.",
+)
 @click.option("--force", is_flag=True, help="Overwrite outputs that gradforensics did not write.")
 def compare(
     first: str,
@@ -57,6 +62,7 @@ def compare(
     columns: Sequence[str],
     lang: str,
     no_tensors: bool,
+    redact: bool,
     force: bool,
 ) -> int:
     """Compare two runs: the first step at which they part, and in what else they differ.
@@ -83,7 +89,12 @@ def compare(
             )
             for path, name in zip(inputs, ("RUN_A", "RUN_B"), strict=True)
         )
-    found = build(here, there, language=lang)  # type: ignore[arg-type]  # a click.Choice
+    made = provenance(context.obj or ())
+    found = build(here, there, language=lang, made=made)  # type: ignore[arg-type]  # a click.Choice
+    if redact:
+        from gradforensics.report.redact import redacted_comparison
+
+        found = redacted_comparison(found, inputs)
     rendered = [(target.path, FORMATS[target.format](found)) for target in chosen]
     deliver(rendered, partial(render, found), force=force)
     return 0

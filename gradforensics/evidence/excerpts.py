@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from gradforensics.evidence.files import HASH_LIMIT, HEAD_BYTES, LINE_LIMIT, plain
+from gradforensics.secrecy import masked
 from gradforensics.tables import Evidence, Source
 from gradforensics.untrusted.files import open_regular
 
@@ -60,5 +61,5 @@ def _lines(content: bytes, wanted: Iterable[int]) -> Mapping[int, str]:
             raw = content[start : min(int(ends[line - 1]), start + LINE_LIMIT)]
             states = plain(raw.decode("utf-8", "replace")).replace("\r", "\n").strip("\ufeff\n ")
             if states:
-                found[line] = states
+                found[line] = masked(states)
     return found

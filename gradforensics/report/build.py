@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TypeAlias, cast
 
 from gradforensics import experiment_rows
@@ -56,14 +55,19 @@ def build(
     sources: Sequence[Source],
     *,
     language: Language = "en",
-    lines: Mapping[Place, str] = MappingProxyType({}),
+    fail_on: Severity = "S2",
+    made: Provenance | None = None,
+    lines: Sequence[Mapping[Place, str]] = (),
 ) -> Report:
     """Turn diagnoses into the model that every format is rendered from.
 
-    language: the one that a reader sees first; lines: the text of those `places` of the evidence that could be read.
+    language: the one that a reader sees first; lines: for each diagnosis the text of those
+    `places` of its evidence that could be read.
     """
     points = TIMELINE_POINTS if len(diagnoses) < _MANY_RUNS else TIMELINE_POINTS // 4
-    runs = [_run(d, points, lines) for d in diagnoses]
+    whole = {id(d) for d in by_weight(diagnoses)[:WHOLE]}
+    quoted = zip(diagnoses, lines or [{}] * len(diagnoses), strict=True)
+    runs = [_run(d, points, quotes, whole=id(d) in whole) for d, quotes in quoted]
     runs = [replace(run, baselines=_baselines(run, runs)) for run in runs]
     return Report(TOOL, language, tuple(runs), tuple(sources), made)
 

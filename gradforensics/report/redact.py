@@ -12,11 +12,13 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from gradforensics.patterns import lazy
-from gradforensics.report.model import Report
+from gradforensics.report.comparison.model import Comparison
+from gradforensics.report.model import HitRow, Report, RunReport
 from gradforensics.rewriting import rewritten, texts_in
 
 T = TypeVar("T")
@@ -140,5 +142,44 @@ def redacted(report: Report, inputs: Sequence[Path]) -> Report:
         named += [(fact.key, fact.value) for fact in run.environment]
         named += [("host", event.host) for event in run.events if event.host]
         named += [("host", fact.host) for fact in run.environment if fact.host]
-    folders = [str(place) for path in inputs for place in (path.parent, path.absolute().parent, path.resolve().parent)]
-    return redactor_for([report], named, folders).of(report)
+    found = redactor_for([report], named, _above(inputs)).of(report)
+    runs = zip(report.runs, found.runs, strict=True)
+    return replace(found, runs=tuple(_marked_anew(before, after) for before, after in runs))
+
+
+def redacted_comparison(comparison: Comparison, inputs: Sequence[Path]) -> Comparison:
+    """The same for a comparison of two runs."""
+    changes = comparison.contrast.changes
+    differ = [
+        (one.key, str(value)) for one in (*changes.counted, *changes.uncertain) for value in (one.here, one.there)
+    ]
+    alone = [(one.key, str(one.value)) for one in changes.one_sided]
+    return redactor_for([comparison], [*differ, *alone], _above(inputs)).of(comparison)
+
+
+def _above(inputs: Sequence[Path]) -> list[str]:
+    """The folders in which the inputs lie, as they were named and in full."""
+    return [str(place) for path in inputs for place in (path.parent, path.absolute().parent, path.resolve().parent)]
+
+
+def _marked_anew(before: RunReport, after: RunReport) -> RunReport:
+    """A run whose quoted lines were rewritten: what was marked in them stands elsewhere now, if it is there at all."""
+    rows = {
+        v.rule: replace(v, hits=tuple(map(_moved, old.hits, v.hits)))
+        for old, v in zip(before.verdicts, after.verdicts, strict=True)
+    }
+    primary = None if after.primary is None else rows[after.primary.rule]
+    findings = tuple(rows[v.rule] for v in after.findings)
+    return replace(after, verdicts=tuple(rows.values()), findings=findings, primary=primary)
+
+
+def _moved(before: HitRow, after: HitRow) -> HitRow:
+    if before.excerpt == after.excerpt:
+        return after
+    spans: list[tuple[int, int]] = []
+    for start, end in before.marked:
+        piece = before.excerpt[start:end]
+        at = after.excerpt.find(piece, spans[-1][1] if spans else 0)
+        if at >= 0:
+            spans.append((at, at + len(piece)))
+    return replace(after, marked=tuple(spans))

@@ -97,6 +97,6 @@ def test_every_line_that_a_real_diagnosis_names_is_quoted_and_holds_its_value() 
     lines = excerpts.read(evidence, wanted)
     assert wanted
     assert set(lines) == set(wanted)
-    (run,) = build([diagnosis], evidence.sources, lines=lines).runs
+    (run,) = build([diagnosis], evidence.sources, lines=[lines]).runs
     hits = [hit for finding in run.findings for hit in finding.hits]
     assert [[hit.excerpt[a:b] for a, b in hit.marked] for hit in hits] == [[repr(hit.value)] for hit in hits]

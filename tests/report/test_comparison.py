@@ -164,7 +164,9 @@ def build_in(language: Any, found: Comparison) -> Comparison:
 
 def test_log_text_is_text_on_the_page_and_code_in_markdown(many: Comparison) -> None:
     page = Page(FORMATS["html"](many))
-    assert [attrs for name, attrs in page.tags if name in ("img", "i", "b") and attrs not in ({}, {"translate": "no"})] == []
+    assert [
+        attrs for name, attrs in page.tags if name in ("img", "i", "b") and attrs not in ({}, {"translate": "no"})
+    ] == []
     assert sum(name == "script" for name, _ in page.tags) == 1
     assert "<script>alert('a')</script>" in page.text
     text = FORMATS["md"](many)

@@ -141,3 +141,11 @@ def test_the_best_baselines_went_beyond_the_onset_and_came_to_their_end(sick: Di
     longer = replace(healthy.evidence, name="b-longer", frames=frames)
     others = [replace(healthy, evidence=evidence) for evidence in (killed, longer)]
     assert build([healthy, sick, *others], []).runs[1].baselines == ("b-longer", "a-killed", "healthy")
+
+
+def test_each_run_quotes_its_own_files(sick: Diagnosis) -> None:
+    """Two runs may both have a log.jsonl; a line of one must not stand in the report on the other."""
+    other = replace(sick, evidence=replace(sick.evidence, name="other"))
+    quotes = [{("log.jsonl", 24): "loss 1.65 of the first"}, {("log.jsonl", 24): "loss 1.65 of the second"}]
+    runs = build([sick, other], [], lines=quotes).runs
+    assert [run.findings[0].hits[0].excerpt for run in runs] == ["loss 1.65 of the first", "loss 1.65 of the second"]

@@ -106,3 +106,16 @@ def test_one_name_becomes_one_word_everywhere_and_only_as_a_whole() -> None:
     assert (
         redactor.text("node10 and node1 by jane (janet, root, ab)") == "host-2 and host-1 by user-1 (janet, root, ab)"
     )
+
+
+def test_what_is_marked_in_a_quoted_line_stays_marked(sick: Diagnosis) -> None:
+    line = '/home/janedoe/secret-project/log.py: {"loss": 1.65, "step": 120}'
+    report = build([sick], [], lines=[{("log.jsonl", 24): line}])
+    redact = redacted(report, [Path("runs/exp-7")])
+    for before, after in zip(report.runs[0].findings, redact.runs[0].findings, strict=True):
+        for old, new in zip(before.hits, after.hits, strict=True):
+            assert [old.excerpt[a:b] for a, b in old.marked] == [new.excerpt[a:b] for a, b in new.marked]
+    (hit,) = [h for h in redact.runs[0].findings[0].hits if h.line == 24]
+    assert hit.excerpt == '…/log.py: {"loss": 1.65, "step": 120}'
+    assert [hit.excerpt[a:b] for a, b in hit.marked] == ["1.65"]
+    assert redact.runs[0].primary is redact.runs[0].findings[0]
