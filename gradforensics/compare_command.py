@@ -94,7 +94,7 @@ def compare(
     if redact:
         from gradforensics.report.redact import redacted_comparison
 
-        found = redacted_comparison(found, inputs)
+        found = redacted_comparison(found, [here, there], inputs)
     rendered = [(target.path, FORMATS[target.format](found)) for target in chosen]
     deliver(rendered, partial(render, found), force=force)
     return 0

@@ -20,6 +20,7 @@ from gradforensics.patterns import lazy
 from gradforensics.report.comparison.model import Comparison
 from gradforensics.report.model import HitRow, Report, RunReport
 from gradforensics.rewriting import rewritten, texts_in
+from gradforensics.tables import Evidence
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class Redactor:
                 if len(name) >= _LEAST and name.lower() not in _NOT_TELLING and name not in self._words:
                     number += 1
                     self._words[name] = f"{kind}-{number}"
-        longest = sorted({one.rstrip("/") for one in folders if "/" in one.rstrip("/")}, key=len, reverse=True)
+        longest = sorted({one.rstrip("/") for one in folders} - {"", ".", ".."}, key=len, reverse=True)
         above = "|".join(re.escape(one) for one in longest)
         self._folders = re.compile(rf"(?<![\w/.\-])(?:{above})/") if above else None
         self._addresses: dict[str, str] = {}
@@ -136,25 +137,26 @@ def redactor_for(values: Sequence[object], named: Iterable[tuple[str, str]], fol
 
 def redacted(report: Report, inputs: Sequence[Path]) -> Report:
     """A report for readers who need not know where the run ran and who started it. inputs: as the user named them."""
-    named: list[tuple[str, str]] = []
-    for run in report.runs:
-        named += [(row.key, str(row.value)) for row in run.settings]
-        named += [(fact.key, fact.value) for fact in run.environment]
-        named += [("host", event.host) for event in run.events if event.host]
-        named += [("host", fact.host) for fact in run.environment if fact.host]
-    found = redactor_for([report], named, _above(inputs)).of(report)
+    found = redactor_for([report], _named(report.runs), _above(inputs)).of(report)
     runs = zip(report.runs, found.runs, strict=True)
     return replace(found, runs=tuple(_marked_anew(before, after) for before, after in runs))
 
 
-def redacted_comparison(comparison: Comparison, inputs: Sequence[Path]) -> Comparison:
+def redacted_comparison(comparison: Comparison, runs: Sequence[Evidence], inputs: Sequence[Path]) -> Comparison:
     """The same for a comparison of two runs."""
-    changes = comparison.contrast.changes
-    differ = [
-        (one.key, str(value)) for one in (*changes.counted, *changes.uncertain) for value in (one.here, one.there)
-    ]
-    alone = [(one.key, str(one.value)) for one in changes.one_sided]
-    return redactor_for([comparison], [*differ, *alone], _above(inputs)).of(comparison)
+    return redactor_for([comparison], _named(runs), _above(inputs)).of(comparison)
+
+
+def _named(runs: Sequence[RunReport | Evidence]) -> list[tuple[str, str]]:
+    """What states a host or a user: settings, facts of the environment, and who wrote a line."""
+    named: list[tuple[str, str]] = []
+    for run in runs:
+        environment, events = run.environment or (), run.events or ()
+        named += [(row.key, str(row.value)) for row in run.settings or ()]
+        named += [(fact.key, fact.value) for fact in environment]
+        named += [("host", fact.host) for fact in environment if fact.host]
+        named += [("host", event.host) for event in events if event.host]
+    return named
 
 
 def _above(inputs: Sequence[Path]) -> list[str]:

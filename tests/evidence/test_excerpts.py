@@ -53,6 +53,11 @@ def test_a_very_long_line_is_quoted_in_part(tmp_path: Path) -> None:
     assert len(excerpts.read(evidence, [("x.log", 1)])["x.log", 1]) == 65536
 
 
+def test_what_gives_access_is_masked_in_a_quoted_line(tmp_path: Path) -> None:
+    evidence = evidence_of(tmp_path / "x.log", b"step: 1 loss: 2.0 --api_key=abcdef123456\n")
+    assert excerpts.read(evidence, [("x.log", 1)])["x.log", 1] == "step: 1 loss: 2.0 --api_key=***"
+
+
 @pytest.mark.parametrize("change", ["grown", "rewritten", "deleted", "a folder", "a pipe"])
 def test_what_changed_since_it_was_judged_is_not_quoted(tmp_path: Path, change: str) -> None:
     path = tmp_path / "x.log"

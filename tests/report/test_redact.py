@@ -12,8 +12,10 @@ import pytest
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.report import FORMATS
 from gradforensics.report.build import build
+from gradforensics.report.comparison import FORMATS as COMPARISONS
+from gradforensics.report.comparison.model import build as compare
 from gradforensics.report.model import Report
-from gradforensics.report.redact import Redactor, redacted
+from gradforensics.report.redact import Redactor, redacted, redacted_comparison
 from gradforensics.report.terminal import render as on_terminal
 from gradforensics.tables import Event, Fact, Notice, Setting, Source
 
@@ -119,3 +121,16 @@ def test_what_is_marked_in_a_quoted_line_stays_marked(sick: Diagnosis) -> None:
     assert hit.excerpt == '…/log.py: {"loss": 1.65, "step": 120}'
     assert [hit.excerpt[a:b] for a, b in hit.marked] == ["1.65"]
     assert redact.runs[0].primary is redact.runs[0].findings[0]
+
+
+def test_a_comparison_does_not_tell_it_either(sick: Diagnosis) -> None:
+    here = sick.evidence
+    here.path = "janedoe/exp-7"
+    here.environment = [Fact("host", "gpu-node-17", "env.json"), Fact("gpu", "H100", "env.json")]
+    here.notices = [Notice("x.log", 1, "/home/janedoe/x.log changed on gpu-node-17")]
+    there = replace(here, name="exp-8", path="janedoe/exp-8", environment=[Fact("gpu", "A100", "env.json")])
+    found = redacted_comparison(compare(here, there), [here, there], [Path(here.path), Path(there.path)])
+    for name, render in COMPARISONS.items():
+        text = render(found)
+        assert [word for word in TELLING if word in text] == [], name
+    assert (found.here.path, found.there.path) == ("exp-7", "exp-8")
