@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from gradforensics.command_support import deliver, inputs_of, pair, wanted_of
+from gradforensics.language_option import language_option
 from gradforensics.progress_bar import Bar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from gradforensics.languages import Language
 
 EPILOG = "Exit codes: 0 compared, whether they part or not; 2 usage error; 3 internal error; 4 no readable evidence."
 
@@ -40,13 +43,7 @@ EPILOG = "Exit codes: 0 compared, whether they part or not; 2 usage error; 3 int
     metavar="COLUMN=SERIES",
     help="What a column means (objective=loss), in both runs. Repeatable.",
 )
-@click.option(
-    "--lang",
-    type=click.Choice(["en", "zh"]),
-    default="en",
-    show_default=True,
-    help="Language of the texts.",
-)
+@language_option
 @click.option("--no-tensors", is_flag=True, help="List the tensors of checkpoints, but do not read them.")
 @click.option(
     "--redact",
@@ -60,7 +57,7 @@ def compare(
     outputs: Sequence[str],
     settings: Sequence[str],
     columns: Sequence[str],
-    lang: str,
+    language: Language,
     no_tensors: bool,
     redact: bool,
     force: bool,
@@ -80,7 +77,7 @@ def compare(
     inputs = inputs_of([first, second])
     chosen = targets(inputs, wanted_of(outputs), FORMATS)
     facts, mapped = dict(pair(s, "--set") for s in settings), dict(pair(c, "--map") for c in columns)
-    with Bar() as bar:
+    with Bar(language) as bar:
         here, there = (
             the_one(
                 gather([path], settings=facts, columns=mapped, tensors=not no_tensors, progress=bar),
@@ -90,11 +87,7 @@ def compare(
             for path, name in zip(inputs, ("RUN_A", "RUN_B"), strict=True)
         )
     made = provenance(context.obj or ())
-    found = build(here, there, language=lang, made=made)  # type: ignore[arg-type]  # a click.Choice
-    if redact:
-        from gradforensics.report.redact import redacted_comparison
-
-        found = redacted_comparison(found, [here, there], inputs)
+    found = build(here, there, language=language, made=made)
     rendered = [(target.path, FORMATS[target.format](found)) for target in chosen]
     deliver(rendered, partial(render, found), force=force)
     return 0

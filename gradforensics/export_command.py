@@ -11,6 +11,7 @@ import click
 
 from gradforensics.command_support import inputs_of, pair, show
 from gradforensics.errors import OutputError
+from gradforensics.language_option import language_option
 from gradforensics.progress_bar import Bar
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class _Table(NamedTuple):
     "--data", "data", multiple=True, metavar="FILE", help="Training data to audit: the table data. Repeatable."
 )
 @click.option("--no-tensors", is_flag=True, help="List the tensors of checkpoints, but do not read them.")
-@click.option("--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True, help="Language of the text.")
+@language_option
 @click.option("--force", is_flag=True, help="Overwrite tables that gradforensics did not write.")
 def export(
     paths: Sequence[str],
@@ -71,7 +72,7 @@ def export(
     replayed: Sequence[str],
     data: Sequence[str],
     no_tensors: bool,
-    lang: str,
+    language: Language,
     force: bool,
 ) -> int:
     """Write everything that was read from RUN_DIR as Parquet: one file for each table, all runs told apart by `run`.
@@ -87,7 +88,7 @@ def export(
     place = folder(inputs, str(named), target)
     facts, mapped = dict(pair(s, "--set") for s in settings), dict(pair(c, "--map") for c in columns)
     _check(place, force=force)
-    with Bar() as bar:
+    with Bar(language) as bar:
         found = gather(
             inputs,
             settings=facts,
@@ -98,7 +99,7 @@ def export(
             progress=bar,
         )
     written, absent = _write(found, place, force=force)
-    show(partial(_summary, written, absent, runs=len(found), folder=str(place), language=lang), sys.stdout)  # type: ignore[arg-type]  # a click.Choice
+    show(partial(_summary, written, absent, runs=len(found), folder=str(place), language=language), sys.stdout)
     return 0
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from gradforensics.command_support import harmless, load
 from gradforensics.errors import UsageError
-from gradforensics.languages import Language
+from gradforensics.language_option import language_option
+
+if TYPE_CHECKING:
+    from gradforensics.languages import Language
 
 
 @click.group()
@@ -18,12 +23,11 @@ def rules() -> None:
 @click.option(
     "--rules", "folder", type=click.Path(file_okay=False), help="Rule files below this folder instead of the catalogue."
 )
-@click.option("--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True)
-def rules_list(folder: str | None, lang: str) -> int:
+@language_option
+def rules_list(folder: str | None, language: Language) -> int:
     """List every case: id, severity, slug, title."""
     from gradforensics.report.words import Words
 
-    language: Language = "zh" if lang == "zh" else "en"
     untested = Words(language)("rule_untested")
     for rule in load(folder):
         tested = "" if rule.signs else f"  ({untested})"
@@ -36,8 +40,8 @@ def rules_list(folder: str | None, lang: str) -> int:
 @click.option(
     "--rules", "folder", type=click.Path(file_okay=False), help="Rule files below this folder instead of the catalogue."
 )
-@click.option("--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True)
-def rules_show(name: str, folder: str | None, lang: str) -> int:
+@language_option
+def rules_show(name: str, folder: str | None, language: Language) -> int:
     """Explain one case, by id (GF07) or slug."""
     known = load(folder)
     chosen = next((r for r in known if name.lower() in (r.id.lower(), r.slug)), None)
@@ -45,7 +49,7 @@ def rules_show(name: str, folder: str | None, lang: str) -> int:
         raise UsageError(f"there is no rule {name!r}; see gradforensics rules list")
     from gradforensics.report.rule_page import render
 
-    click.echo(render(chosen, lang), nl=False)  # type: ignore[arg-type]  # click.Choice allows the two members only
+    click.echo(render(chosen, language), nl=False)
     return 0
 
 
