@@ -113,7 +113,7 @@ def _texts(rule: Rule, say: Say) -> Iterator[Complaint]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Translated:
     """One text in both languages: what it is called, and the table and its key where the Chinese one belongs."""
 
     name: str
@@ -140,7 +140,7 @@ def _translations(rule: Rule, say: Say) -> Iterator[Complaint]:
             yield say(f"the Chinese {told.name} tells of other facts: {{{named}}}", told.key, *at)
 
 
-def _told(rule: Rule) -> Iterator[_Told]:
+def _told(rule: Rule) -> Iterator[_Translated]:
     """The texts of a rule that a reader of either language sees; a command alone needs no translation."""
     for variant in (None, *rule.variants):
         english = rule.texts["en", variant]
@@ -148,16 +148,16 @@ def _told(rule: Rule) -> Iterator[_Told]:
         table, of = ("zh", "") if variant is None else (f"zh.variant.{variant}", f" of the variant {variant}")
         for key in ("title", "what", "why"):
             if getattr(english, key):
-                yield _Told(f"{key}{of}", Text(getattr(english, key), getattr(chinese, key)), key, table)
+                yield _Translated(f"{key}{of}", Text(getattr(english, key), getattr(chinese, key)), key, table)
         for one in _listed(english.fix, chinese.fix):
-            yield _Told(f"fix{of}", one, one.zh[:30] or "fix", table)
+            yield _Translated(f"fix{of}", one, one.zh[:30] or "fix", table)
     if rule.verify.en and not is_command(rule.verify.en):
-        yield _Told("verify", rule.verify, "verify", "zh")
+        yield _Translated("verify", rule.verify, "verify", "zh")
     alarms = [one.zh for one in rule.false_alarms]
     for one in _listed([one.en for one in rule.false_alarms], alarms if any(alarms) else []):
-        yield _Told("false_alarms", one, one.zh[:30] or "false_alarms", "zh")
+        yield _Translated("false_alarms", one, one.zh[:30] or "false_alarms", "zh")
     for i, alike in enumerate(rule.look_alikes):
-        yield _Told(f"tell of the look_alike {alike.case} (tell_zh)", alike.tell, "tell_zh", "look_alike", i)
+        yield _Translated(f"tell of the look_alike {alike.case} (tell_zh)", alike.tell, "tell_zh", "look_alike", i)
 
 
 def _listed(english: Sequence[str], chinese: Sequence[str]) -> list[Text]:

@@ -3,9 +3,10 @@
 failure: what fails the analysis (proven or probable, at or above --fail-on). skipped: what was not judged, with what
 was missing, and what the ignore file silences, with the reason. system-out: weaker and ignored findings.
 
-Elements and attributes are those that GitLab and Jenkins read: testsuite name, tests, failures, errors, skipped, time;
-testcase classname, name, time; failure message, type; skipped message. GitLab shows the content of failure and skipped,
-and of several test cases with one classname and name only the first, so the run is part of the classname.
+Texts are in the language of the report; types and names of signs are keys, the same in every language. Elements and
+attributes are those that GitLab and Jenkins read: testsuite name, tests, failures, errors, skipped, time; testcase
+classname, name, time; failure message, type; skipped message. GitLab shows the content of failure and skipped, and of
+several test cases with one classname and name only the first, so the run is part of the classname.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from xml.etree import ElementTree as ET  # only written here, never parsed
 
 from gradforensics.report.model import Report, RunReport, VerdictRow
+from gradforensics.report.need_words import needs_in_words
 from gradforensics.report.words import Words, place, printable, shorten
 
 _LONGEST = 4000  # characters of a text
@@ -40,7 +42,7 @@ def _case(suite: ET.Element, report: Report, run: RunReport, verdict: VerdictRow
     if verdict.ignored:
         _told(case, "skipped", f"{words('ignored')}: {verdict.ignored}")
     elif verdict.outcome == "not_judged":
-        needs = ", ".join(gap.need for gap in verdict.missing)
+        needs = needs_in_words(gap.need for gap in verdict.missing).in_(words.language)
         advice = "\n".join(dict.fromkeys(gap.advice.in_(words.language) for gap in verdict.missing if gap.advice.en))
         told = f"{words('not_judged')}. {words('missing')}: {needs}" if verdict.testable else words("no_test")
         _told(case, "skipped", told, advice)

@@ -3,7 +3,8 @@
 Level: error for S1 and S2 that are proven or probable (the alarms, and findings of that weight that are ignored);
 warning for S1 and S2 that are only suspect and for S3 that is proven or probable; note for the rest. A result without a
 line points at the file as a whole. URIs are relative to the folder that was analysed (uriBaseId EVIDENCE). Fingerprints
-stand for rule, run and sign, not for lines, so that a finding keeps its identity while the log grows.
+stand for rule, run and sign, not for lines, so that a finding keeps its identity while the log grows. Messages are in
+the language of the report; names of signs, and the needs in the properties, are keys and the same in every language.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gradforensics import __version__
 from gradforensics.diagnosis.rules import Severity
 from gradforensics.report.as_json import plain, text_of
 from gradforensics.report.markdown import prose
+from gradforensics.report.messages import message
 from gradforensics.report.model import HitRow, Report, RuleRow, RunReport, VerdictRow
 from gradforensics.report.words import Words, printable, shorten
 from gradforensics.tables import Notice, Source
@@ -60,7 +62,7 @@ class _Log:
         run = {
             "tool": {"driver": driver},
             "columnKind": "unicodeCodePoints",
-            "originalUriBaseIds": {BASE: {"description": _message("The folder that was analysed.")}},
+            "originalUriBaseIds": {BASE: {"description": _message(self.words("analysed_folder"))}},
             "invocations": [
                 {
                     "executionSuccessful": True,
@@ -185,7 +187,8 @@ class _Log:
 
     def notification(self, notice: Notice) -> dict[str, Any]:
         """One remark on a file."""
-        found: dict[str, Any] = {"level": "note", "message": _message(f"{notice.source}: {notice.text}")}
+        text = message(notice.text).in_(self.words.language)
+        found: dict[str, Any] = {"level": "note", "message": _message(f"{notice.source}: {text}")}
         if any(source.path == notice.source for source in self.report.sources):
             found["locations"] = [{"physicalLocation": self.physical(notice.source, notice.line)}]
         return found

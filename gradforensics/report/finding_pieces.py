@@ -76,7 +76,7 @@ class FindingPieces(Tables):
     def lacked(self, verdict: VerdictRow) -> Markup:
         """What further signs of the case needed to see, each with how to have it next time."""
         items = [
-            tag("li", joined([one for one in (self.words.text(g.told), soft(self.words.text(g.advice))) if one]))
+            tag("li", joined([one for one in (self.words.need(g.told), soft(self.words.text(g.advice))) if one]))
             for g in verdict.missing
         ]
         return tag("p", self.words("lacked"), self.words("colon")) + tag("ul", *items)

@@ -97,6 +97,10 @@ class PageWords:
         """A text in both languages."""
         return self._both(text, "span", hidden="")
 
+    def need(self, told: Text) -> Markup:
+        """What a check needs, in words; what is the same in both languages is a name of the record."""
+        return evidence(told.en) if told.en and told.zh == told.en else self.text(told)
+
     def drawn(self, text: Text) -> Markup:
         """A text in both languages inside a <text> of a drawing."""
         return self._both(text, "tspan", display="none")

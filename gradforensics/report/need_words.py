@@ -13,11 +13,15 @@ from gradforensics.report.words import Words
 def need_in_words(need: str) -> Text:
     """One need in both languages. What is no need but a remark of a check stays as it is."""
     bare, blank, remark = need.partition(" ")
+    whole = message(need)
     try:
         parsed = needs.parse(bare)
     except ValueError:
-        return Text(need)
-    return both(lambda language: _told(parsed, Words(language)) + blank + remark)
+        return whole
+    told = both(lambda language: _told(parsed, Words(language)))
+    if not blank:
+        return told
+    return Text(f"{told.en} {remark}", whole.zh.replace(bare, told.zh))  # Chinese has the remark before the need
 
 
 def needs_in_words(those: Iterable[str]) -> Text:

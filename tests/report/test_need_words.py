@@ -15,7 +15,7 @@ from gradforensics.report.need_words import need_in_words, needs_in_words
         ("series:loss", "loss", "loss"),
         ("series:grad_norm:points>=64", "grad_norm over at least 64 points", "至少 64 个点的 grad_norm"),
         ("series:eval/loss:points>=8", "eval/loss over at least 8 points", "至少 8 个点的 eval/loss"),
-        ("series:loss:ranks>=2", "loss of at least 2 ranks", "至少 2 个进程的 loss"),
+        ("series:loss:ranks>=2", "loss of at least 2 ranks", "至少 2 个 rank 的 loss"),
         ("settings:optim", "the setting optim", "设置项 optim"),
         ("checkpoints:rows>=2", "2 checkpoints", "2 个检查点"),
         ("baseline:series:lr", "of a healthy run: lr", "正常运行的lr"),
@@ -30,7 +30,11 @@ def test_needs_are_told_in_both_languages(need: str, english: str, chinese: str)
 
 def test_a_remark_behind_a_need_stays_and_prose_is_left_alone() -> None:
     assert need_in_words("series:grad_norm of every step").en == "grad_norm of every step"
-    assert need_in_words("an adapter after more updates").en == "an adapter after more updates"
+    assert need_in_words("an adapter after more updates") == Text(
+        "an adapter after more updates", "更多次更新之后的适配器"
+    )
+    assert need_in_words("series:loss of one attempt") == Text("loss of one attempt", "单次启动的 loss")
+    assert need_in_words("nobody's message") == Text("nobody's message")
 
 
 def test_several_needs_are_told_once_each() -> None:

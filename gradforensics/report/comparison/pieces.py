@@ -169,7 +169,7 @@ class ContrastPieces(Tables):
         if not those:
             return tag("p", self.words("no_notices"), kind="soft")
         items = [
-            tag("li", f"{letter}: ", where(one.source, one.line), " ", shorten(one.text, 400))
+            tag("li", f"{letter}: ", where(one.source, one.line), " ", self.words.message(one.text, 400))
             for letter, one in those[:_NOTICES]
         ]
         return tag("ul", *items, kind="plain notices") + self.cut(len(those), _NOTICES)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 # key: (English, Chinese)
 LABELS: Mapping[str, tuple[str, str]] = {
     "need_points": ("{name} over at least {n} points", "至少 {n} 个点的 {name}"),
-    "need_ranks": ("{name} of at least {n} ranks", "至少 {n} 个进程的 {name}"),
+    "need_ranks": ("{name} of at least {n} ranks", "至少 {n} 个 rank 的 {name}"),
     "need_settings": ("the setting {name}", "设置项 {name}"),
     "need_console": ("the console output of the run", "运行的控制台输出"),
     "need_kernel": ("the kernel log of the machine", "机器的内核日志"),
@@ -18,12 +18,12 @@ LABELS: Mapping[str, tuple[str, str]] = {
         "优化器状态带有参数名的检查点",
     ),
     "need_tensors": ("the weights in a checkpoint", "检查点中的权重"),
-    "need_tensors_ranks": ("the weights of at least {n} ranks in a checkpoint", "检查点中至少 {n} 个进程的权重"),
+    "need_tensors_ranks": ("the weights of at least {n} ranks in a checkpoint", "检查点中至少 {n} 个 rank 的权重"),
     "need_moments": ("Adam's states in a checkpoint", "检查点中的 Adam 状态"),
     "need_groups": ("the optimizer's groups in a checkpoint", "检查点中的优化器参数组"),
     "need_groups_ranks": (
         "the optimizer's groups of at least {n} ranks in a checkpoint",
-        "检查点中至少 {n} 个进程的优化器参数组",
+        "检查点中至少 {n} 个 rank 的优化器参数组",
     ),
     "need_travels": ("two checkpoints of the run", "本次运行的两个检查点"),
     "need_one_update": (

@@ -19,6 +19,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
         "由 {tool} 生成。包含全部内容的单文件页面：",
     ),
     "not_judged_n": ("{n} of {rules} not judged", "{rules}中的 {n} 条未判定"),
+    "analysed_folder": ("The folder that was analysed.", "被分析的文件夹。"),
     "table": ("Table", "表"),
     "rows": ("Rows", "行数"),
     "columns": ("Columns", "列数"),
