@@ -162,7 +162,7 @@ def advice(
     that for checkpoints. Needs that differ in their points alone share one line; the report shows the need beside it.
     """
     try:
-        need = parse(text)
+        need = parse(text.partition(" ")[0] if text.startswith("series:") else text)  # without the remark behind it
     except ValueError:
         return ""
     where = f"{shlex.quote(run) if run else 'RUN'} --step {'N' if step is None else step}"

@@ -40,7 +40,7 @@ def data(report: Report) -> dict[str, Any]:
         "tool": report.tool,
         "made": None if report.made is None else asdict(report.made),
         "runs": [_run(run, report.language) for run in report.runs],
-        "sources": [_said(asdict(source), report.language, "remark") for source in report.sources],
+        "sources": [said(asdict(source), report.language, "remark") for source in report.sources],
     }
 
 
@@ -61,21 +61,21 @@ def _run(run: RunReport, language: Language) -> dict[str, Any]:
         "path": run.path,
         "steps": None if run.steps is None else list(run.steps),
         "attempts": run.attempts,
-        "ending": _said(asdict(run.ending), language, "text"),
+        "ending": said(asdict(run.ending), language, "text"),
         "primary": None if run.primary is None else run.primary.rule,
         "chain": [list(edge) for edge in run.chain],
         "last_good_checkpoint": run.last_good_checkpoint,
         "verdicts": [_verdict(v, language) for v in run.verdicts],
         "series": [plain(asdict(row)) for row in run.series],
         "settings": [plain(asdict(row)) for row in run.settings],
-        "notices": [_said(asdict(notice), language, "text") for notice in run.notices],
+        "notices": [said(asdict(notice), language, "text") for notice in run.notices],
         "events": [plain(asdict(event)) for event in run.events],
         "environment": [asdict(fact) for fact in run.environment],
         "baselines": list(run.baselines),
         "compared": None if run.compared is None else plain(asdict(run.compared)),
         "checkpoints": None
         if run.checkpoints is None
-        else [_said(plain(asdict(row)), language, "naming") for row in run.checkpoints.rows],
+        else [said(plain(asdict(row)), language, "naming") for row in run.checkpoints.rows],
         "bracket": None if run.bracket is None else plain(asdict(run.bracket)),
         "heatmaps": None if run.heatmaps is None else _grid(run.heatmaps, "checkpoints"),
         "gradient_norms": None if run.gradient_norms is None else _grid(run.gradient_norms, "steps"),
@@ -83,12 +83,37 @@ def _run(run: RunReport, language: Language) -> dict[str, Any]:
         "drain": [plain(asdict(node)) for node in run.drain],
         "pair": None if run.pair is None else plain({**asdict(run.pair), "advice": run.pair.advice.in_(language)}),
         "replays": [_replay(replay, language) for replay in run.replays],
-        "data": None if run.data is None else [_said(plain(asdict(row)), language, "unit", "text") for row in run.data],
+        "data": None if run.data is None else [said(plain(asdict(row)), language, "unit", "text") for row in run.data],
         "calls": [asdict(call) for call in run.checkpoints.calls] if run.checkpoints else [],
     }
 
 
-def _said(row: dict[str, Any], language: Language, *keys: str) -> dict[str, Any]:
+def _grid(grid: Grid, columns: str) -> dict[str, Any]:
+    """A grid with its columns under their own name; values with six digits, since there are thousands."""
+    return {
+        "layers": list(grid.layers),
+        columns: [asdict(column) for column in grid.columns],
+        "values": {name: [[_short(value) for value in row] for row in rows] for name, rows in grid.values.items()},
+        "layers_of": grid.layers_of,
+        f"{columns}_of": grid.columns_of,
+        "last_good": grid.last_good,
+        "first_bad": grid.first_bad,
+    }
+
+
+def _short(value: float | None) -> Any:
+    return plain(float(f"{value:.6g}") if isinstance(value, float) else value)
+
+
+def _compared(compared: Compared) -> dict[str, Any]:
+    differences = [asdict(one) for one in compared.differences]
+    known = {"name": compared.name, "path": compared.path, "differences": differences, "sibling": compared.sibling}
+    further = {} if compared.contrast is None else contrast_data(compared.contrast)
+    found: dict[str, Any] = plain({**known, **further})
+    return found
+
+
+def said(row: dict[str, Any], language: Language, *keys: str) -> dict[str, Any]:
     """A row with its messages in the language of the report; text of the evidence stays as it is."""
     return row | {key: message(row[key]).in_(language) for key in keys if row[key]}
 
@@ -101,7 +126,7 @@ def _replay(replay: ReplayRow, language: Language) -> dict[str, Any]:
 
 
 def _result(result: ResultRow, language: Language) -> dict[str, Any]:
-    return _said(plain(asdict(result)), language, "question", "changed", "result", "conclusion")
+    return said(plain(asdict(result)), language, "question", "changed", "result", "conclusion")
 
 
 def _verdict(verdict: VerdictRow, language: Language) -> dict[str, Any]:
@@ -125,7 +150,7 @@ def _verdict(verdict: VerdictRow, language: Language) -> dict[str, Any]:
         "hits": [plain(asdict(hit)) for hit in verdict.hits],
         "refuted_by": [one.case for one in verdict.refuted_by],
         "not_excluded": [one.case for one in verdict.not_excluded],
-        "missing": [message(gap.need).in_(language) for gap in verdict.missing],
+        "missing": [gap.key(language) for gap in verdict.missing],
         "testable": verdict.testable,
         "verified": [_result(one, language) for one in verdict.verified],
         "replayed": list(verdict.replayed),

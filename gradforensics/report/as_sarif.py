@@ -171,7 +171,7 @@ class _Log:
 
     def not_judged(self, run: RunReport) -> dict[str, list[str]]:
         """The rules that were not judged, and what each of them lacked."""
-        return {one.rule: [gap.need for gap in one.missing] for one in run.having("not_judged")}
+        return {one.rule: [gap.key(self.words.language) for gap in one.missing] for one in run.having("not_judged")}
 
     def notifications(self, run: RunReport) -> Iterator[dict[str, Any]]:
         """What was not judged, and the readers' remarks."""

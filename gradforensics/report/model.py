@@ -20,7 +20,12 @@ from gradforensics.report.bracket import Bracket
 from gradforensics.report.charts import Chart, Line
 from gradforensics.report.checkpoints import Checkpoints
 from gradforensics.report.data_rows import DataRow
-from gradforensics.report.need_words import need_in_words
+from gradforensics.report.drain import Drain
+from gradforensics.report.heatmaps import Grid
+from gradforensics.report.messages import message
+from gradforensics.report.need_words import BASELINE, need_in_words
+from gradforensics.report.provenance import Provenance
+from gradforensics.report.ranks import Ranks
 from gradforensics.report.replays import ReplayRow, ResultRow
 from gradforensics.tables import Ending, Event, Notice, Source
 from gradforensics.tables import Fact as Circumstance
@@ -82,6 +87,11 @@ class Gap:
     def told(self) -> Text:
         """The need in words."""
         return need_in_words(self.need)
+
+    def key(self, language: Language) -> str:
+        """The need as programs read it: a key with its remark, or a remark alone, which is in a language."""
+        bare = self.need.removeprefix(BASELINE)
+        return self.need.removesuffix(bare) + message(bare).in_(language)
 
 
 @dataclass(frozen=True)

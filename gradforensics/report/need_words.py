@@ -9,9 +9,15 @@ from gradforensics.languages import Text, both
 from gradforensics.report.labels.needs import LABELS
 from gradforensics.report.words import Words
 
+BASELINE = "baseline:"
+"""What a need of the run that --baseline names begins with."""
+
 
 def need_in_words(need: str) -> Text:
-    """One need in both languages. What is no need but a remark of a check stays as it is."""
+    """One need in both languages. What is no need is the remark of a check."""
+    if need.startswith(BASELINE):
+        known = need_in_words(need.removeprefix(BASELINE))
+        return both(lambda language: Words(language)("need_baseline", need=known.in_(language)))
     bare, blank, remark = need.partition(" ")
     whole = message(need)
     try:
@@ -31,8 +37,6 @@ def needs_in_words(those: Iterable[str]) -> Text:
 
 
 def _told(need: needs.Need, words: Words) -> str:
-    if need.baseline:
-        return words("need_baseline", need=_told(needs.parse(need.text.removeprefix("baseline:")), words))
     if need.kind == "series":
         return _of_series(need, words)
     if need.kind in ("settings", "experiments"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from gradforensics.report.as_json import plain, text_of
+from gradforensics.languages import Language
+from gradforensics.report.as_json import plain, said, text_of
 from gradforensics.report.comparison import told
 from gradforensics.report.comparison.contrast_data import contrast_data
 from gradforensics.report.comparison.model import Comparison, Side
@@ -26,8 +27,8 @@ def data(found: Comparison) -> dict[str, Any]:
         "schema": SCHEMA,
         "tool": found.tool,
         "command": "compare",
-        "a": _side(found.here),
-        "b": _side(found.there),
+        "a": _side(found.here, found.language),
+        "b": _side(found.there, found.language),
         "text": [
             told.bare(line) for line in (told.headline(words, found.contrast), *told.details(words, found.contrast))
         ],
@@ -35,13 +36,13 @@ def data(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _side(side: Side, language: Language) -> dict[str, Any]:
     return {
         "name": side.name,
         "path": side.path,
         "steps": None if side.steps is None else list(side.steps),
         "attempts": side.attempts,
-        "ending": asdict(side.ending),
-        "notices": [asdict(notice) for notice in side.notices],
-        "sources": [asdict(source) for source in side.sources],
+        "ending": said(asdict(side.ending), language, "text"),
+        "notices": [said(asdict(notice), language, "text") for notice in side.notices],
+        "sources": [said(asdict(source), language, "remark") for source in side.sources],
     }

@@ -61,7 +61,7 @@ class ContrastPieces(Tables):
         if first[1::2] != second[1::2]:
             return self.words.of(lambda words: told.bare(of(words)))
         parts = [
-            tag("code", en) if i % 2 else self.words.text(Text(en, zh))
+            tag("code", en) if i % 2 else self.words.text(Text(en, zh or " "))  # "" would mean: not translated
             for i, (en, zh) in enumerate(zip(first, second, strict=True))
         ]
         return joined(parts, "")

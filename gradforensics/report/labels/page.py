@@ -161,7 +161,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "row": ("row", "行"),
     "epoch": ("epoch", "轮"),
     "micro_step": ("micro-step", "微批步"),
-    "tokens": ("tokens", "词元"),
+    "tokens": ("tokens", "token"),
     "samples": ("samples", "样本"),
     "written_by": (
         "Written by {tool}. Nothing in the evidence was executed or changed.",
