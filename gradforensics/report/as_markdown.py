@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from gradforensics.languages import Text
 from gradforensics.report.markdown import block, code, code_cell, prose, table, within
+from gradforensics.report.messages import message
 from gradforensics.report.model import HitRow, Report, RunReport, VerdictRow
 from gradforensics.report.words import Words, is_command, number, ordered_chain, place
 
@@ -36,6 +37,10 @@ class _Writer:
     def text(self, text: Text) -> str:
         """A text in the report's language."""
         return prose(text.in_(self.words.language))
+
+    def code(self, told: str) -> str:
+        """What the evidence or a reader of it says, as code: a message in the report's language."""
+        return code(message(told).in_(self.words.language), 300)
 
     def blocks(self) -> Iterator[str]:
         """All blocks, the most useful first."""
@@ -117,7 +122,7 @@ class _Writer:
         if run.primary is not None:
             yield fact("onset", prose(words.onset(run.primary)))
         where = code(place(run.ending.source, run.ending.line))
-        quoted = f": {code(run.ending.text, 300)}" if run.ending.text else ""
+        quoted = f": {self.code(run.ending.text)}" if run.ending.text else ""
         yield fact("ending", f"{words(run.ending.kind)}{quoted}{f' ({where})' if where else ''}")
         if run.last_good_checkpoint:
             yield fact("last_good", code(run.last_good_checkpoint))
@@ -131,7 +136,7 @@ class _Writer:
         if verdict.fix:
             yield self.text(verdict.fix[0])
         for one in verdict.verified:
-            yield f"{self.words('verified_fix')}: {code(one.changed, 300)}: {code(one.result, 300)}"
+            yield f"{self.words('verified_fix')}: {self.code(one.changed)}: {self.code(one.result)}"
         if verify:
             yield self.words("then_verify") + ":"
             yield block(verify, "sh") if is_command(verdict.verify.en) else prose(verify)

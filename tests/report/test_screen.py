@@ -19,7 +19,7 @@ from gradforensics.report.html import render
 from gradforensics.report.model import Report
 from gradforensics.tables import Ending, Evidence
 from tests.report.conftest import a_check
-from tests.report.page import Page, page_of, shown
+from tests.report.page import Page, page_of
 
 
 def first_screen(report: Report, language: str = "en") -> str:

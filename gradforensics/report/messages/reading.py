@@ -7,8 +7,12 @@ ENTRIES: Mapping[str, str] = {
     "lies beside the evidence and was not used: pass it with --ignore from outside the run directory": (
         "位于证据旁边，未使用：请从运行目录之外用 --ignore 指定"
     ),
-    "the entry for {rule} held until {day} and no longer holds: {reason}": "{rule} 的条目有效期至 {day}，已失效：{reason}",
-    "the entry for {rule} names no finding of this analysis: {reason}": "{rule} 的条目与本次分析的任何发现都不对应：{reason}",
+    "the entry for {rule} held until {day} and no longer holds: {reason}": (
+        "{rule} 的条目有效期至 {day}，已失效：{reason}"
+    ),
+    "the entry for {rule} names no finding of this analysis: {reason}": (
+        "{rule} 的条目与本次分析的任何发现都不对应：{reason}"
+    ),
     "not read: a damaged Arrow file ({first_line})": "未读取：损坏的 Arrow 文件（{first_line}）",
     "not read: a damaged Parquet file ({first_line})": "未读取：损坏的 Parquet 文件（{first_line}）",
     "not read: no column of text and none of token ids": "未读取：既没有文本列，也没有 token id 列",
