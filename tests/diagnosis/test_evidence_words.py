@@ -46,6 +46,7 @@ def test_the_damages_that_the_readers_tell_of_real_files_are_known(sample):
     (evidence,) = gather([SAMPLES / f"gf30-{sample}" / "run"])
     (verdict,) = diagnose(evidence, [rule for rule in RULES if rule.id == "GF30"]).verdicts
     fact = verdict.facts["damage"]
+    assert isinstance(fact, Text)
     assert fact.en not in fact.zh
     assert fact.en in verdict.texts("en").what
     assert fact.zh in verdict.texts("zh").what

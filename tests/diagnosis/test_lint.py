@@ -256,7 +256,7 @@ def test_a_translated_verify_is_a_command_to_its_end_or_prose(lint):
 
 
 def test_a_fact_in_english_words_does_not_stand_in_a_chinese_sentence(lint, monkeypatch):
-    told = {"unit": "summed over the tokens"}
+    told: dict[str, str | Text] = {"unit": "summed over the tokens"}
 
     @check(needs=["series:lr:points>=10"], facts=["unit"])
     def says_what_it_is(evidence, *, share: "float"):

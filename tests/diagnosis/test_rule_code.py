@@ -14,13 +14,12 @@ from gradforensics.diagnosis.rules import load_rules
 
 RULES = load_rules(examples=False)
 # Each piece once: variants share some.
-_PIECES = {
+PIECES = {
     (framework, text): f"{rule.id}-{variant or 'rule'}-{framework}"
     for rule in reversed(RULES)
-    for variant, codes in reversed(rule.codes.items())
+    for variant, codes in reversed(tuple(rule.codes.items()))
     for framework, text in codes.items()
 }
-CODES = [pytest.param(*piece, id=name) for piece, name in _PIECES.items()]
 PROCESSES = re.compile(r"torch\.distributed|DistributedDataParallel")  # what needs several processes
 # What the code of a plain PyTorch loop may take for granted.
 LOOP = """
@@ -90,7 +89,11 @@ def test_most_rules_have_code_for_a_plain_loop_and_many_for_the_trainer():
 
 @pytest.mark.parametrize(
     ("framework", "text"),
-    [one for one in CODES if one.values[0] == "general" and not PROCESSES.search(one.values[1])],
+    [
+        pytest.param(framework, text, id=name)
+        for (framework, text), name in PIECES.items()
+        if framework == "general" and not PROCESSES.search(text)
+    ],
 )
 def test_the_code_for_a_plain_loop_runs(framework, text, tmp_path):
     names = {"FOLDER": str(tmp_path)}
@@ -112,17 +115,22 @@ def arguments(tree, name):
     made = [node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     if made:
         return {one.arg for one in (*made[0].args.args, *made[0].args.kwonlyargs)}
-    return {node.target.id for node in found.body if isinstance(node, ast.AnnAssign)}
+    fields = [node.target for node in found.body if isinstance(node, ast.AnnAssign)]
+    return {target.id for target in fields if isinstance(target, ast.Name)}
+
+
+def codes_for(framework):
+    """All code for a framework, each piece once."""
+    return [text for name, text in PIECES if name == framework]
 
 
 def named(framework, call):
     """The keywords of all calls of this name in the code for a framework."""
     found = set()
-    for one in CODES:
-        if one.values[0] == framework:
-            for node in ast.walk(ast.parse(one.values[1])):
-                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == call:
-                    found |= {keyword.arg for keyword in node.keywords}
+    for text in codes_for(framework):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == call:
+                found |= {keyword.arg for keyword in node.keywords}
     return found
 
 
@@ -151,7 +159,7 @@ def test_methods_of_the_accelerator_exist():
         if isinstance(node, ast.ClassDef) and node.name == "Accelerator"
     )
     methods = {node.name for node in found.body if isinstance(node, ast.FunctionDef)}
-    text = " ".join(one.values[1] for one in CODES if one.values[0] == "accelerate")
+    text = " ".join(codes_for("accelerate"))
     used = set(re.findall(r"accelerator\.(\w+)", text))
     assert len(used) > 5
     assert used <= methods
@@ -160,12 +168,11 @@ def test_methods_of_the_accelerator_exist():
 def test_llama_factory_takes_the_arguments_of_the_trainer_and_few_of_its_own():
     own = {"flash_attn", "pure_bf16", "disable_gradient_checkpointing"}  # its hparams/*.py
     fields = arguments(source("transformers", "training_args.py"), "TrainingArguments")
-    for one in CODES:
-        if one.values[0] == "llamafactory":
-            for line in one.values[1].splitlines():
-                found = re.fullmatch(r"(\w+): [\w./-]+(?:  # .*)?", line)
-                assert found, line
-                assert found[1] in fields | own
+    for text in codes_for("llamafactory"):
+        for line in text.splitlines():
+            found = re.fullmatch(r"(\w+): [\w./-]+(?:  # .*)?", line)
+            assert found, line
+            assert found[1] in fields | own
 
 
 def test_configurations_of_deepspeed_name_known_keys():
@@ -174,9 +181,8 @@ def test_configurations_of_deepspeed_name_known_keys():
         "train_micro_batch_size_per_gpu", "bf16", "fp16", "zero_optimization",
     }  # fmt: skip
     found = set()
-    for one in CODES:
-        if one.values[0] == "deepspeed":
-            found |= set(json.loads(one.values[1]))
+    for text in codes_for("deepspeed"):
+        found |= set(json.loads(text))
     assert len(found) > 6
     assert found <= known
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -21,6 +22,15 @@ RECIPE = {"learning_rate": 1e-3, "optim": "adamw", "max_steps": 100, "weight_dec
 def run(loss="decay(4.2, 2.9, 200) + noise(sd=0.03)", /, **more):
     series = {"loss": loss, **more.pop("series", {})}
     return evidence_of({"series": series, "settings": {**RECIPE, **more.pop("settings", {})}, **more})
+
+
+T = TypeVar("T")
+
+
+def known(one: T | None) -> T:
+    """What must be there."""
+    assert one is not None
+    return one
 
 
 def parting(here, there, name="loss"):
@@ -83,19 +93,21 @@ def test_a_run_repeated_with_its_seed_is_identical_in_every_digit_and_every_weig
 
 def test_one_other_sample_parts_two_runs_at_its_step_and_their_weights_after_it(trained):
     found = contrast(trained("a"), trained("c", sample_at=15))
-    assert (found.result.course, found.result.until, found.result.step) == ("parts", 14, 15)
-    assert (found.equal_weights.step, found.unequal_weights.step) == (10, 20)
-    assert found.unequal_weights.apart == 4
-    assert found.unequal_weights.states_apart > 0
-    assert found.unequal_weights.widest in ("0.weight", "0.bias", "2.weight", "2.bias")
+    result, equal, unequal = known(found.result), known(found.equal_weights), known(found.unequal_weights)
+    assert (result.course, result.until, result.step) == ("parts", 14, 15)
+    assert (equal.step, unequal.step) == (10, 20)
+    assert unequal.apart == 4
+    assert unequal.states_apart > 0
+    assert unequal.widest in ("0.weight", "0.bias", "2.weight", "2.bias")
     assert [(one.what, one.weight) for one in found.candidates] == [("sample", "possible")]
     assert not found.changes.confounded
 
 
 def test_a_rate_that_changes_at_a_step_is_named_though_no_setting_tells_it(trained):
     found = contrast(trained("a"), trained("d", rate_at=20))
-    assert (found.result.until, found.result.step) == (20, 21)  # the loss of step 20 precedes the update
-    assert (found.earliest.label, found.earliest.step) == ("lr", 20)
+    result, earliest = known(found.result), known(found.earliest)
+    assert (result.until, result.step) == (20, 21)  # the loss of step 20 precedes the update
+    assert (earliest.label, earliest.step) == ("lr", 20)
     (cause,) = found.candidates
     assert (cause.what, cause.weight) == ("rate", "likely")
     assert {sign.key for sign in cause.signs} >= {"only_difference", "rates_part_first"}
@@ -103,27 +115,29 @@ def test_a_rate_that_changes_at_a_step_is_named_though_no_setting_tells_it(train
 
 def test_other_seeds_are_never_identical_and_the_seed_is_the_only_recorded_difference(trained):
     found = contrast(trained("a"), trained("e", seed=1))
-    assert (found.result.course, found.result.until, found.result.step) == ("never_identical", None, 1)
+    result = known(found.result)
+    assert (result.course, result.until, result.step) == ("never_identical", None, 1)
     (cause,) = found.candidates
     assert (cause.what, cause.weight) == ("seed", "likely")
-    assert found.unequal_weights.step == 10
+    assert known(found.unequal_weights).step == 10
     assert found.equal_weights is None
 
 
 def test_real_siblings_that_differ_in_the_seed_alone_do_not_leave_the_noise():
     (here,), (there,) = (gather([SAMPLES / name / "run"]) for name in ("gf44-twin", "gf05-twin-sibling"))
     found = contrast(here, there)
-    assert found.result.noise_judged
-    assert found.result.beyond is None
+    assert known(found.result).noise_judged
+    assert known(found.result).beyond is None
     assert [change.key for change in found.changes.counted] == ["seed"]
 
 
 def test_a_rate_that_is_too_high_shows_in_the_lasting_difference_of_real_runs():
     (here,), (there,) = (gather([SAMPLES / name / "run"]) for name in ("gf05-above-sibling", "gf05-twin-sibling"))
     found = contrast(here, there)
-    assert (found.result.until, found.result.step, found.earliest.label) == (2, 3, "lr")
-    assert 3 < found.result.beyond < 30
-    assert found.result.gap == pytest.approx(0.32, abs=0.03)
+    result = known(found.result)
+    assert (result.until, result.step, known(found.earliest).label) == (2, 3, "lr")
+    assert 3 < known(result.beyond) < 30
+    assert result.gap == pytest.approx(0.32, abs=0.03)
     assert [(one.what, one.weight) for one in found.candidates] == [("rate", "likely")]
 
 
@@ -238,7 +252,8 @@ def test_a_restart_right_before_the_runs_part_is_a_candidate():
     again = {"loss#0": values, "loss#1": "ramp(3.9, 3.0, 30)"}
     there = evidence_of({"series": again, "start": {"loss#1": 31}, "settings": {**RECIPE, "seed": 0}})
     found = contrast(here, there)
-    assert (found.result.until, found.result.step) == (30, 31)
+    result = known(found.result)
+    assert (result.until, result.step) == (30, 31)
     assert [(one.what, dict(one.signs[0].facts)) for one in found.candidates if one.what == "restart"] == [
         ("restart", {"step": 31, "here": 0})
     ]

@@ -64,7 +64,8 @@ COMMAND = re.compile(r"gradforensics [a-z].*|--[\w-]+|`[^`]*`|dcgmi diag|tee [\w
 QUOTED = re.compile(r"：[\w.]*: .*")  # exceptions
 # What is called so in every language: products, errors of libraries, terms, a formula and a condition.
 NAMES = re.compile(
-    r"flight recorder|undefined symbol|no kernel image|device-side assert|world size|state dict|token id|lr wd|weight is"
+    r"flight recorder|undefined symbol|no kernel image|device-side assert|world size|state dict|token id"
+    r"|lr wd|weight is"
 )
 
 

@@ -22,6 +22,7 @@ from gradforensics.questions import QUESTIONS
 from gradforensics.report import as_markdown, html, replayed, rule_page, terminal
 from gradforensics.report.build import build
 from gradforensics.report.canonical import NAMES
+from gradforensics.report.words import Words
 from gradforensics.tables import Replayed
 from tests.report.languages import CHINESE, SAMPLES, SHOWN, diagnoses_of, english, named, report_of, untranslated
 
@@ -146,9 +147,7 @@ def test_a_replay_speaks_chinese(tmp_path: Path) -> None:
 def test_rules_are_listed_and_explained_in_chinese(shown: Callable[..., str]) -> None:
     assert all(CHINESE.search(line) for line in shown("rules", "list").splitlines())
     assert not CHINESE.search(shown("rules", "list", language="en"))
-    heads = [
-        rule_page.Words("zh")(key) for key in ("rule_parameters", "rule_references", "rule_needs", "rule_leads_to")
-    ]
+    heads = [Words("zh")(key) for key in ("rule_parameters", "rule_references", "rule_needs", "rule_leads_to")]
     for rule in load_rules(examples=False):
         text = rule_page.render(rule, "zh")
         # code, keys, numbers with their sources and titles are the same in every language
