@@ -70,9 +70,11 @@ def copies(text: str) -> Text:
 
 
 def ranks(those: Iterable[int], *, most: int = 8) -> Text | str:
-    """Some ranks as a list of numbers, "?" for none."""
+    """Some ranks as a list of numbers; where there are none, that they are unknown."""
     found = sorted(those)
-    listed = ", ".join(map(str, found[:most])) or "?"
+    if not found:
+        return Text("unknown", "未知")
+    listed = ", ".join(map(str, found[:most]))
     more = len(found) - most
     return Text(f"{listed} and {more} more", f"{listed} 等 {len(found)} 个") if more > 0 else listed
 

@@ -21,7 +21,7 @@ from gradforensics.diagnosis.rules import (
     fill,
 )
 from gradforensics.diagnosis.vocabulary import Answer, Fact, Hit, Missing
-from gradforensics.languages import Language
+from gradforensics.languages import Language, Text
 from gradforensics.tables import Evidence
 
 Outcome: TypeAlias = Literal["fired", "clear", "not_judged"]
@@ -77,10 +77,18 @@ class Verdict:
             return texts
         return Texts(
             texts.title,
-            fill(texts.what, self.facts, language),
+            fill(texts.what, self._told, language),
             texts.why,
-            tuple(fill(f, self.facts, language) for f in texts.fix),
+            tuple(fill(f, self._told, language) for f in texts.fix),
         )
+
+    @property
+    def _told(self) -> Mapping[str, Fact]:
+        """The facts as texts tell them: a host without a name is that of the file which shows the fault."""
+        source = self.holdings[0].hits[0].source if self.holdings else None
+        if source is None or self.facts.get("host", source) is not None:
+            return self.facts
+        return {**self.facts, "host": Text(f"of {source}", f"（见 {source}）")}
 
     def verify(self, language: Language = "en") -> str:
         """How to check the verdict, ready to paste; empty where this version lacks the command, or a replay did it.

@@ -23,6 +23,7 @@ SEVERITIES: tuple[Severity, ...] = ("S1", "S2", "S3", "S4")
 STRENGTHS: tuple[Strength, ...] = ("suspect", "probable", "proven")
 
 _COMMAND = re.compile(r"\bgradforensics (\w+)")
+_UNKNOWN: Mapping[Language, str] = {"en": "unknown", "zh": "未知"}
 _EXPERIMENT = re.compile(r"--experiment (\w+)")
 
 
@@ -155,7 +156,7 @@ def is_command(verify: str) -> bool:
 
 
 def fill(template: str, facts: Mapping[str, Fact], language: Language = "en", *, quote_run: bool = False) -> str:
-    """Put facts into a text of this language. One that is not known shows as "?"; `run` is shell-quoted in commands."""
+    """Put facts into a text of this language. One that is not known is called so; `run` is shell-quoted in commands."""
     out: list[str] = []
     for literal, name, spec, _ in string.Formatter().parse(template):
         out.append(literal)
@@ -164,7 +165,7 @@ def fill(template: str, facts: Mapping[str, Fact], language: Language = "en", *,
         value = facts.get(name)
         value = value.in_(language) if isinstance(value, Text) else value
         if value is None:
-            out.append("?")
+            out.append(_UNKNOWN[language])
         elif name == "run" and quote_run:
             out.append(shlex.quote(str(value)))
         else:

@@ -12,12 +12,13 @@ from gradforensics.languages import Text
 from gradforensics.report.markdown import block, code, code_cell, prose, table, within
 from gradforensics.report.messages import message
 from gradforensics.report.model import HitRow, Report, RunReport, VerdictRow
-from gradforensics.report.words import Words, is_command, number, ordered_chain, place
+from gradforensics.report.overview import by_weight
+from gradforensics.report.words import Words, number, ordered_chain, place
 
 LIMIT = 65_536
 """Characters that GitHub accepts in one issue or comment."""
 
-_HITS, _EXCERPTS, _FINDINGS, _GAPS, _RUNS = 12, 3, 20, 5, 200  # rows of each kind; the other outputs have them all
+_HITS, _EXCERPTS, _FINDINGS, _GAPS, _RUNS = 12, 3, 20, 3, 200  # rows of each kind; the other outputs have them all
 _REPORT = "gradforensics-report.html"
 
 
@@ -48,7 +49,7 @@ class _Writer:
         yield f"<!-- {self.report.tool} -->"  # an output of ours begins with it
         if len(runs) > 1:
             yield from self.overview()
-            for run in runs:
+            for run in by_weight(runs):
                 if run.alarms:
                     yield from self.run(run, several=True)
         else:
@@ -64,20 +65,18 @@ class _Writer:
         rows = [
             [
                 code_cell(run.name),
-                f"**{run.primary.rule}** {prose(words.headline(run))}" if run.primary else prose(self.healthy(run)),
+                f"**{run.primary.rule}** {prose(words.headline(run))}" if run.primary else prose(words.calm(run)),
                 prose(words.onset(run.primary)) if run.primary else "",
-                words(run.ending.kind),
+                words.ended(run),
             ]
-            for run in sorted(runs, key=lambda one: not one.alarms)[:_RUNS]
+            for run in by_weight(runs)[:_RUNS]
         ]
         heads = [words(key) for key in ("run", "verdict", "onset", "ending")]
         yield table(heads, rows)
         if len(runs) > _RUNS:
             yield words("more_rows", n=len(runs) - _RUNS)
-
-    def healthy(self, run: RunReport) -> str:
-        """The headline of a run without an alarm, and what it leaves to say."""
-        return " ".join(filter(None, (self.words.headline(run), self.words.weaker(run))))
+        if any(run.having("clear") for run in runs):
+            yield prose(f"{words('clear_means')}{words.space}{words('still_open')}")
 
     def run(self, run: RunReport, *, several: bool) -> Iterator[str]:
         """One run: the verdict, what to do, then what proves it."""
@@ -231,11 +230,7 @@ class _Writer:
         yield f"{sub} {told}" + (f" ({words.count('untested', untested)})" if untested else "")
         advice = run.advice()
         if advice:
-            yield "\n".join(
-                f"- {self.text(line)} ({words('would_judge')} {', '.join(rules)})" for line, rules in advice[:_GAPS]
-            )
-        if len(advice) > _GAPS:
-            yield words("more_rows", n=len(advice) - _GAPS)
+            yield "\n".join(f"- {self.text(line)} ({words.helped(rules)})" for line, rules in advice[:_GAPS])
 
     def whole_report(self) -> Iterator[str]:
         """How to have the page with everything."""

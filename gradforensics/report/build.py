@@ -35,6 +35,8 @@ from gradforensics.report.model import (
     VerdictRow,
 )
 from gradforensics.report.replays import ReplayRow, by_replay_alone, replayed_steps, replays, verified_fixes
+from gradforensics.report.timeline import TIMELINE_POINTS, timeline
+from gradforensics.report.unnamed import unnamed_loss
 from gradforensics.tables import Evidence, SeriesFrame, Source
 
 Place: TypeAlias = tuple[str, int]
@@ -104,6 +106,7 @@ def _run(diagnosis: Diagnosis, points: int, lines: Mapping[Place, str]) -> RunRe
         for v in diagnosis.verdicts
     }
     primary = None if diagnosis.primary is None else rows[diagnosis.primary.rule.id]
+    series = _series(evidence)
     attempts = {a for f in evidence.frames.values() for a in f.frame["attempt"].unique().to_list()}
     return RunReport(
         name=evidence.name,
@@ -115,7 +118,8 @@ def _run(diagnosis: Diagnosis, points: int, lines: Mapping[Place, str]) -> RunRe
         last_good_checkpoint=diagnosis.last_good_checkpoint,
         verdicts=tuple(rows.values()),
         findings=tuple(rows[v.rule.id] for v in weighed),
-        series=_series(evidence),
+        series=series,
+        unnamed=unnamed_loss(series),
         settings=setting_rows(evidence, weighed),
         notices=tuple(evidence.notices),
         events=tuple(evidence.events or ()),

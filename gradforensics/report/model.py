@@ -15,7 +15,7 @@ from gradforensics.diagnosis.rules import Severity, Strength
 from gradforensics.diagnosis.setting_differences import Difference
 from gradforensics.diagnosis.two_runs.contrast import Contrast
 from gradforensics.diagnosis.vocabulary import Fact
-from gradforensics.languages import Language, Text
+from gradforensics.languages import NOTHING, Language, Text
 from gradforensics.report.bracket import Bracket
 from gradforensics.report.charts import Chart, Line
 from gradforensics.report.checkpoints import Checkpoints
@@ -224,8 +224,10 @@ class RunReport:
 
     baselines: names of runs of the same analysis that raise no alarm and logged the same, of a run that does;
     compared: the healthy run that it was judged beside, where there is one. path: how the user can name its folder on a
-    command line, "" where that is not known. whole: whether a page of many runs tells everything about it; of the
-    others it has no charts.
+    command line, "" where that is not known. heatmaps: layers x checkpoints; gradient_norms: layers x steps, where they
+    were logged. ranks: where a finding speaks of ranks; drain: nodes to take out of the job, the gravest reason first.
+    whole: whether a page of many runs tells everything about it; of the others it has no charts. unnamed: how to say
+    which series is the training loss, where none was recognised.
     """
 
     name: str
@@ -258,6 +260,7 @@ class RunReport:
     loss: Line | None = field(default=None, compare=False)
     path: str = ""
     whole: bool = True
+    unnamed: Text = NOTHING
 
     @property
     def alarms(self) -> tuple[VerdictRow, ...]:
@@ -292,13 +295,18 @@ class RunReport:
         return next((v for v in self.verdicts if v.rule == rule), None)
 
     def advice(self) -> list[tuple[Text, tuple[str, ...]]]:
-        """What to log next time and which rules it would help to judge, the most useful line first."""
+        """What to log next time and which rules it would help to judge, the most useful line first.
+
+        Before all of them: what can be said at once, where the loss was logged under a name of its own.
+        """
         helped: dict[Text, list[str]] = {}
-        for verdict in self.having("not_judged"):
-            if verdict.testable:
-                for line in dict.fromkeys(g.advice for g in verdict.missing if g.advice.en):
-                    helped.setdefault(line, []).append(verdict.rule)
-        return sorted(((line, tuple(rules)) for line, rules in helped.items()), key=lambda item: -len(item[1]))
+        blind = [verdict for verdict in self.having("not_judged") if verdict.testable]
+        of_loss = tuple(v.rule for v in blind if any(gap.need.startswith("series:loss") for gap in v.missing))
+        first = [(self.unnamed, of_loss)] if self.unnamed.en and of_loss else []
+        for verdict in blind:
+            for line in dict.fromkeys(g.advice for g in verdict.missing if g.advice.en):
+                helped.setdefault(line, []).append(verdict.rule)
+        return first + sorted(((line, tuple(rules)) for line, rules in helped.items()), key=lambda one: -len(one[1]))
 
 
 @dataclass(frozen=True, slots=True)

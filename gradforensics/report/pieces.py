@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from gradforensics.report.markup import Tables, cell, chip, evidence, joined, soft, tag, where
 from gradforensics.report.messages import message
@@ -14,9 +14,8 @@ from gradforensics.report.model import HitRow, Report, RunReport, VerdictRow
 from gradforensics.report.words import number, shorten
 from gradforensics.tables import Source
 
-# How many rows of each kind a page shows; the JSON report has them all.
-NOTICES, SOURCES, SETTINGS, SERIES, RUNS, EVENTS = 100, 300, 300, 100, 200, 200
-_HELPED = 8  # rules that a line of advice names
+# How many rows a page shows; the JSON report has them all.
+SERIES = 100
 
 
 class Pieces(Tables):
@@ -51,36 +50,12 @@ class Pieces(Tables):
     def advice(self, run: RunReport, most: int) -> Markup:
         """What to log next time and which rules it would help to judge."""
         items = [
-            tag("li", self.words.text(line), " ", soft(self.words("would_judge"), " ", self._named(rules)))
-            for line, rules in run.advice()[:most]
+            tag("li", self.words.text(line), " ", soft(self._helped(rules))) for line, rules in run.advice()[:most]
         ]
         return tag("ul", *items, kind="advice")
 
-    def needs(self, verdict: VerdictRow) -> Markup:
-        """What could not be judged of a verdict for want of what."""
-        return joined((self.words.need(gap.need) for gap in verdict.missing), ", ")
-
-    def node(self, run: RunReport, rule: str, anchor: str) -> Markup:
-        """One case of the chain, linked to its finding."""
-        verdict = run.verdict(rule)
-        slug = verdict.slug if verdict else ""
-        step = soft(self.words("step_n", n=verdict.onset)) if verdict and verdict.onset is not None else ""
-        return tag("a", tag("b", rule), " ", evidence(slug), " ", step, kind="node", href=f"#{anchor}-{rule}")
-
-    def look_alikes(self, verdict: VerdictRow) -> Markup:
-        """The look-alikes of a finding, refuted or not excluded."""
-        those = [(one, "refuted") for one in verdict.refuted_by] + [
-            (one, "not_excluded") for one in verdict.not_excluded
-        ]
-        text = self.words.text
-        items = [
-            tag(
-                "li",
-                joined([chip(self.words(state), state), tag("b", one.case), text(one.title), soft(text(one.tell))]),
-            )
-            for one, state in those
-        ]
-        return tag("ul", *items, kind="plain")
+    def _helped(self, rules: Sequence[str]) -> Markup:
+        return self.words.of(lambda words: words.helped(rules))
 
     # -- tables --------------------------------------------------------------------------------------------------------
 

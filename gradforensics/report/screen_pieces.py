@@ -11,7 +11,7 @@ from gradforensics.report.markup import chip, evidence, joined, soft, tag, where
 from gradforensics.report.model import RunReport, SignRow, VerdictRow
 from gradforensics.report.need_words import needs_in_words
 
-_SIGNS, _QUIET, _LOOK_ALIKES, _SUSPICIONS, _ALARMS, _CLEAR = 3, 4, 2, 3, 4, 24
+_SIGNS, _QUIET, _LOOK_ALIKES, _SUSPICIONS, _ALARMS, _CLEAR = 3, 4, 2, 3, 4, 12
 
 
 class ScreenPieces(FindingPieces):
@@ -24,6 +24,12 @@ class ScreenPieces(FindingPieces):
         if not run.having("clear") and not run.findings:
             return "blind"
         return "calm" if run.calm else "warm"
+
+    def onset(self, run: RunReport, verdict: VerdictRow) -> Markup:
+        """From which step; where the record has no steps at all, that."""
+        if run.steps is None and verdict.onset is None:
+            return self.words("onset_no_steps")
+        return self.words.onset(verdict)
 
     def ending(self, run: RunReport) -> Markup:
         """How the run ended, with the line that shows it."""
@@ -96,8 +102,9 @@ class ScreenPieces(FindingPieces):
 
     def _quiet(self, verdict: VerdictRow) -> Markup:
         """The signs of the case that looked and found nothing."""
-        names = [evidence(name.replace("_", " ")) for name in verdict.quiet[:_QUIET]]
-        rest = len(verdict.quiet) - _QUIET
+        quiet = _apart(verdict)
+        names = [evidence(name.replace("_", " ")) for name in quiet[:_QUIET]]
+        rest = len(quiet) - _QUIET
         return joined([*names, *([self.words("and_more", n=rest)] if rest > 0 else [])], ", ")
 
     def rest(self, verdict: VerdictRow, anchor: str) -> Markup:
@@ -137,6 +144,18 @@ class ScreenPieces(FindingPieces):
     def clear(self, run: RunReport, anchor: str) -> Markup:
         """The cases that were looked for and not found."""
         clear = run.having("clear")
-        links = [joined([self._link(v, anchor), evidence(v.slug)]) for v in clear[:_CLEAR]]
+        items = [tag("li", self._link(v, anchor), " ", self.words.text(v.title)) for v in clear[:_CLEAR]]
         rest = len(clear) - _CLEAR
-        return joined([*links, *([self.words("and_more", n=rest)] if rest > 0 else [])], ", ")
+        if rest > 0:
+            items.append(tag("li", tag("a", self.words("and_more", n=rest), href=f"#{anchor}-catalogue")))
+        return tag("ul", *items, kind="plain")
+
+
+def _apart(verdict: VerdictRow) -> list[str]:
+    """The signs that found nothing, without kin of one that holds or is named already: "lost" of "lost by xid"."""
+    told: list[str] = []
+    holding = [sign.name for sign in verdict.signs]
+    for name in sorted(verdict.quiet, key=len):
+        if not any(f"{name}_".startswith(f"{one}_") or f"{one}_".startswith(f"{name}_") for one in (*holding, *told)):
+            told.append(name)
+    return sorted(told, key=verdict.quiet.index)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradforensics.report.messages import message
-from gradforensics.report.model import Report, RunReport, VerdictRow
+from gradforensics.report.model import Compared, Report, RunReport, VerdictRow
+from gradforensics.report.overview import by_weight
 from gradforensics.report.pen import Pen, flat
 from gradforensics.report.replays import ReplayRow
 from gradforensics.report.tensors import would_run
 from gradforensics.report.words import Words, place, shorten
 
 _OVERVIEW = 50  # runs that the overview lists
+_TOLD = 5  # of several runs, those that are told in full: the gravest
 _NODES = 4  # nodes to drain, by name
 _KEYS = 8  # settings that differ from the compared run's, by name
 
@@ -21,25 +23,35 @@ def render(report: Report, *, color: bool, width: int, written: Sequence[str] = 
     pen = Pen(color=color, width=width, words=Words(report.language))
     if len(report.runs) > 1:
         _overview(pen, report)
-    for index, run in enumerate(report.runs):
+    told = _told(report)
+    for index, run in enumerate(told):
         if index:
             pen.lines.append("")
         _run(pen, run)
+    if len(told) < len(report.runs):
+        pen.lines += ["", pen.words("t_others", n=len(report.runs) - len(told))]
     pen.lines.append("")
     pen.lines.append(_tally(pen, report))
     pen.lines += [flat(pen.words("report_at", path=path)) for path in written]
     return pen.text()
 
 
+def _told(report: Report) -> list[RunReport]:
+    """The runs that are told in full: all of a few, of many the gravest among those with an alarm."""
+    runs = by_weight(report.runs)
+    return runs if len(runs) <= _TOLD else [run for run in runs if run.primary is not None][:_TOLD]
+
+
 def _overview(pen: Pen, report: Report) -> None:
-    """One line per run: what is wrong with it, if anything, and how it ended. Those with an alarm come first."""
+    """One line per run: what is wrong with it, if anything, and how it ended. The gravest come first."""
     words = pen.words
-    for run in sorted(report.runs, key=lambda r: r.primary is None)[:_OVERVIEW]:
+    for run in by_weight(report.runs)[:_OVERVIEW]:
         colour = "red" if run.primary else ("green" if run.having("clear") else "yellow")
         verdict = run.primary.rule if run.primary else words("no_alarm" if run.having("clear") else "no_verdict")
-        pen.lines.append(
-            f"{pen.paint(verdict, colour)}  {flat(run.name)}  {words.steps(run)}, {words(run.ending.kind)}"
-        )
+        weaker = f" ({', '.join(v.rule for v in run.weaker)} {words('below_alarm')})" if run.weaker else ""
+        told = [verdict if run.primary else f"{verdict}{weaker}", words.steps(run), words.ended(run)]
+        told[0] = pen.paint(told[0], colour)
+        pen.lines.append(f"{told[0]}  {flat(run.name)}  {', '.join(filter(None, told[1:]))}")
     if len(report.runs) > _OVERVIEW:
         pen.lines.append(words("and_more", n=len(report.runs) - _OVERVIEW))
     pen.lines.append("")
@@ -161,7 +173,7 @@ def _blind(pen: Pen, run: RunReport) -> None:
     advice = run.advice()
     if advice:
         line, rules = advice[0]
-        text += f". {line.in_(pen.words.language)} ({pen.words('would_judge')} {', '.join(rules)})"
+        text += f". {line.in_(pen.words.language)} ({pen.words.helped(rules)})"
     pen.row(pen.words("t_blind"), text)
 
 

@@ -13,6 +13,7 @@ from gradforensics.report.labels import LABELS
 if TYPE_CHECKING:
     from gradforensics.report.model import RunReport, VerdictRow
 
+_NAMED = 4  # rules that a line of advice names
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
 )
@@ -130,6 +131,8 @@ class Words:
 
     def clear_means(self, run: RunReport) -> str:
         """What "clear" means, and how many rules were judged where the headline does not say it."""
+        if not run.having("clear") and not run.findings:
+            return self("acquits_nobody")
         told = [self("clear_means"), self("still_open")]
         if not run.calm or run.findings:
             clear, blind = self.count("rules", len(run.having("clear"))), len(run.having("not_judged"))
@@ -137,7 +140,30 @@ class Words:
         untested = sum(not v.testable for v in run.having("not_judged"))
         if untested:
             told.append(self.sentence(self.count("untested", untested)))
-        return ("" if self.language == "zh" else " ").join(told)
+        return self.space.join(told)
+
+    @property
+    def space(self) -> str:
+        """What stands between two sentences."""
+        return "" if self.language == "zh" else " "
+
+    def calm(self, run: RunReport) -> str:
+        """The verdict on a run without an alarm, for a cell of a table."""
+        clear, blind = len(run.having("clear")), len(run.having("not_judged"))
+        if not clear and not run.findings:
+            return self("no_verdict")
+        told = self("no_alarm_of", clear=clear, blind=blind)
+        below = ", ".join(v.rule for v in run.findings)
+        return f"{told}; {below} {self('below_alarm')}" if below else told
+
+    def ended(self, run: RunReport) -> str:
+        """How a run ended, for a cell of a table: nothing where the record does not say."""
+        return "" if run.ending.kind == "unknown" else self(run.ending.kind)
+
+    def helped(self, rules: Sequence[str]) -> str:
+        """What a line of advice would help to judge: few rules by name, many by their number."""
+        told = ", ".join(rules) if len(rules) <= _NAMED else self.count("rules", len(rules))
+        return f"{self('would_judge')} {told}"
 
     def sentence(self, title: str) -> str:
         """A title as a sentence: titles carry no full stop of their own."""

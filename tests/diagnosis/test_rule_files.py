@@ -128,7 +128,7 @@ def test_a_folder_of_rules(tmp_path):
 
 
 def test_fill():
-    assert fill("{a:.1%} of {run}, {b}", {"a": 0.256, "run": "x y", "b": None}) == "25.6% of x y, ?"
+    assert fill("{a:.1%} of {run}, {b}", {"a": 0.256, "run": "x y", "b": None}) == "25.6% of x y, unknown"
     assert fill("replay {run}", {"run": "x; rm -rf y"}, quote_run=True) == "replay 'x; rm -rf y'"
     assert fill("{a:.2g}", {"a": "text"}) == "text"
 

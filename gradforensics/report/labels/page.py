@@ -42,6 +42,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "onset_at": ("at step {onset}", "第 {onset} 步"),
     "onset_by": ("by step {onset} (no good step logged before it)", "不晚于第 {onset} 步（此前没有正常的记录）"),
     "onset_none": ("not tied to a step", "与具体步数无关"),
+    "onset_no_steps": ("no steps in the record", "记录中没有步数"),
     "ending": ("How it ended", "如何结束"),
     "completed": ("reached its planned end", "按计划完成"),
     "exception": ("stopped by an exception", "因异常而终止"),
@@ -68,7 +69,6 @@ LABELS: Mapping[str, tuple[str, str]] = {
         "没有规则将这些警报相互关联：它们彼此独立。",
     ),
     "findings": ("Findings", "发现"),
-    "no_findings": ("No rule fired.", "没有规则触发。"),
     "primary": ("primary case", "主因"),
     "below_alarm": ("below alarm level", "低于警报级别"),
     "why": ("Why", "原因"),
@@ -130,6 +130,11 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "text": ("What was written", "原文"),
     "rank_host": ("Rank, host", "进程与主机"),
     "no_alarm": ("no alarm", "无警报"),
+    "no_alarm_of": ("no alarm ({clear} clear, {blind} not judged)", "无警报（{clear} 条未见异常，{blind} 条未判定）"),
+    "t_others": (
+        "The details of {n} more: analyze a folder alone, or open the HTML report.",
+        "其余 {n} 个运行的详情：单独分析其文件夹，或打开 HTML 报告。",
+    ),
     "no_verdict": ("no verdict", "无结论"),
     "baselines": ("Compare with", "可对照"),
     "baselines_why": (

@@ -22,6 +22,11 @@ LABELS: Mapping[str, tuple[str, str]] = {
         "“Clear”: these tests found nothing in this evidence.",
         "“未见异常”：这些检验在现有证据中没有发现问题。",
     ),
+    "acquits_nobody": ("This says nothing about the run, good or bad.", "这并不说明运行是好是坏。"),
+    "unnamed_loss": (
+        "No series was recognised as the training loss. Logged: {names}. If one of them is it, say so: {option}.",
+        "没有识别出训练损失。已记录的有：{names}。若其中之一是训练损失，请指明：{option}。",
+    ),
     "still_open": ("What was not logged or saved may still be wrong.", "未记录或未保存的内容仍可能有问题。"),
     "looked_for": ("Looked for and not found", "已检查且未发现"),
     "suspicions": ("Suspected or noted", "怀疑与提示"),
