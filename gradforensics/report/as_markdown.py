@@ -18,7 +18,7 @@ from gradforensics.report.words import Words, number, ordered_chain, place
 LIMIT = 65_536
 """Characters that GitHub accepts in one issue or comment."""
 
-_HITS, _EXCERPTS, _FINDINGS, _GAPS, _RUNS = 12, 3, 20, 3, 200  # rows of each kind; the other outputs have them all
+_HITS, _EXCERPTS, _FINDINGS, _GAPS, _RUNS, _TOLD = 12, 3, 20, 3, 200, 3  # rows of each kind; the other outputs have them all
 _REPORT = "gradforensics-report.html"
 
 
@@ -49,9 +49,11 @@ class _Writer:
         yield f"<!-- {self.report.tool} -->"  # an output of ours begins with it
         if len(runs) > 1:
             yield from self.overview()
-            for run in by_weight(runs):
-                if run.alarms:
-                    yield from self.run(run, several=True)
+            alarmed = [run for run in by_weight(runs) if run.alarms]
+            for run in alarmed[:_TOLD]:
+                yield from self.run(run, several=True)
+            if len(alarmed) > _TOLD:
+                yield self.words("t_others", n=len(alarmed) - _TOLD)
         else:
             for run in runs:
                 yield from self.run(run, several=False)

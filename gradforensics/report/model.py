@@ -301,12 +301,17 @@ class RunReport:
         """
         helped: dict[Text, list[str]] = {}
         blind = [verdict for verdict in self.having("not_judged") if verdict.testable]
-        of_loss = tuple(v.rule for v in blind if any(gap.need.startswith("series:loss") for gap in v.missing))
+        of_loss = tuple(v.rule for v in blind if any(map(_of_loss, v.missing)))
         first = [(self.unnamed, of_loss)] if self.unnamed.en and of_loss else []
         for verdict in blind:
-            for line in dict.fromkeys(g.advice for g in verdict.missing if g.advice.en):
+            lacked = [gap for gap in verdict.missing if gap.advice.en and not (first and _of_loss(gap))]
+            for line in dict.fromkeys(gap.advice for gap in lacked):
                 helped.setdefault(line, []).append(verdict.rule)
         return first + sorted(((line, tuple(rules)) for line, rules in helped.items()), key=lambda one: -len(one[1]))
+
+
+def _of_loss(gap: Gap) -> bool:
+    return gap.need == "series:loss" or gap.need.startswith("series:loss:")
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,8 @@ class Pieces(Tables):
         """The run of --baseline, and how many settings differ."""
         if run.compared is None:
             return Markup("")
-        told = self.words.count("differs", len(run.compared.differences))
+        differing = len(run.compared.differences)
+        told = self.words.of(lambda words: words.differing(differing))
         return joined(
             [
                 evidence(run.compared.name),

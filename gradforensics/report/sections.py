@@ -30,7 +30,7 @@ SECTIONS = (
     Section("timeline", "timeline", lambda run: bool(run.timeline) or any(row.points for row in run.series)),
     Section("chain", "chain", lambda run: len(run.alarms) > 1),
     Section("findings", "findings", lambda run: bool(run.findings)),
-    Section("ranks", "ranks", lambda run: run.ranks is not None or bool(run.drain)),
+    Section("ranks", "ranks_named", lambda run: run.ranks is not None or bool(run.drain)),
     Section("bracket", "bracket", lambda run: run.bracket is not None),
     Section("catalogue", "catalogue"),
     Section("checkpoints", "checkpoints", lambda run: run.checkpoints is not None),

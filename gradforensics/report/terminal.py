@@ -72,12 +72,12 @@ def _run(pen: Pen, run: RunReport) -> None:
     if run.last_good_checkpoint:
         pen.row(pen.words("t_last_good"), run.last_good_checkpoint)
     _drain(pen, run)
-    if run.baselines:
+    if run.baselines and run.compared is None:
         why = f"{words('baselines_why')}; {words('baselines_how')}"
         pen.row(words("t_baselines"), f"{', '.join(run.baselines)} ({why})")
     if run.compared:
         keys = ", ".join(one.key for one in run.compared.differences[:_KEYS])
-        told = words.count("differs", len(run.compared.differences))
+        told = words.differing(len(run.compared.differences))
         sibling = f" ({words('sibling')})" if run.compared.sibling else ""
         pen.row(words("t_compared"), f"{run.compared.name}{sibling}; {told}{': ' if keys else ''}{keys}")
         _contrast(pen, run.compared)

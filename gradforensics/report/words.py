@@ -137,6 +137,10 @@ class Words:
         if not run.calm or run.findings:
             clear, blind = self.count("rules", len(run.having("clear"))), len(run.having("not_judged"))
             told.insert(0, self("judged", clear=clear, blind=blind))
+        if run.ending.kind == "truncated" and not run.suspicions:
+            told.insert(0, self("why_stopped"))
+        if run.ignored:
+            told.insert(0, self.sentence(self.count("ignored_n", len(run.ignored))))
         untested = sum(not v.testable for v in run.having("not_judged"))
         if untested:
             told.append(self.sentence(self.count("untested", untested)))
@@ -164,6 +168,10 @@ class Words:
         """What a line of advice would help to judge: few rules by name, many by their number."""
         told = ", ".join(rules) if len(rules) <= _NAMED else self.count("rules", len(rules))
         return f"{self('would_judge')} {told}"
+
+    def differing(self, n: int) -> str:
+        """In how many settings two runs differ."""
+        return self.count("differs", n) if n else self("differs_none")
 
     def sentence(self, title: str) -> str:
         """A title as a sentence: titles carry no full stop of their own."""
