@@ -69,12 +69,10 @@ def copies(text: str) -> Text:
     return Text(text, f"与样本 {found[1]} 相同；最常见的一个出现 {found[2]} 次") if found else Text(text)
 
 
-def ranks(those: Iterable[int], *, most: int = 8) -> Text | str:
-    """Some ranks as a list of numbers; where there are none, that they are unknown."""
+def ranks(those: Iterable[int], *, most: int = 8) -> Text | str | None:
+    """Some ranks as a list of numbers, None for none."""
     found = sorted(those)
-    if not found:
-        return Text("unknown", "未知")
-    listed = ", ".join(map(str, found[:most]))
+    listed = ", ".join(map(str, found[:most])) or None
     more = len(found) - most
     return Text(f"{listed} and {more} more", f"{listed} 等 {len(found)} 个") if more > 0 else listed
 
@@ -131,6 +129,12 @@ def _stack(one: Event) -> str:
     who = "某个进程" if process is None else f"进程 {process}"
     where = f"位于 {frames[0]}" if frames else "在 Python 之外"
     return f"{who}：主线程{where}" + (f"，等待：{_WAITS.get(waits, waits)}" if waits else "")
+
+
+def place(one: Event) -> Text:
+    """Where the main thread of a process is, by its stack, without the name of the process."""
+    english, chinese = one.text[:_SHOWN].partition(": ")[2], _stack(one)[:_SHOWN].partition("：")[2]
+    return Text(english or one.text[:_SHOWN], chinese)
 
 
 def waits_for(what: str) -> Text:

@@ -150,9 +150,9 @@ def _told(rule: Rule) -> Iterator[_Translated]:
             if getattr(english, key):
                 yield _Translated(f"{key}{of}", Text(getattr(english, key), getattr(chinese, key)), key, table)
         for one in _listed(english.fix, chinese.fix):
-            yield _Translated(f"fix{of}", one, one.zh[:30] or "fix", table)
-    if rule.verify.en and not is_command(rule.verify.en):
-        yield _Translated("verify", rule.verify, "verify", "zh")
+            yield _Told(f"fix{of}", one, one.zh[:30] or "fix", table)
+    if not all(map(is_command, rule.verify.en.splitlines())):
+        yield _Told("verify", rule.verify, "verify", "zh")
     alarms = [one.zh for one in rule.false_alarms]
     for one in _listed([one.en for one in rule.false_alarms], alarms if any(alarms) else []):
         yield _Translated("false_alarms", one, one.zh[:30] or "false_alarms", "zh")
@@ -168,14 +168,17 @@ def _listed(english: Sequence[str], chinese: Sequence[str]) -> list[Text]:
 
 
 def _verify(rule: Rule, say: Say) -> Iterator[Complaint]:
-    """What begins as a command is shown to be pasted, and must be one to its end."""
+    """A line that begins as a command is shown to be pasted: it must be one to its end, and prose has other lines."""
     for verify, table in zip(rule.verify, ("", "zh"), strict=True):
-        if is_command(verify) and re.search(r"[,;:] |[，；：]", verify):
-            yield say(
-                "verify begins with a command and goes on in prose: begin with a verb, or give the command alone",
-                "verify",
-                table,
-            )
+        for line in verify.splitlines():
+            if is_command(line) and re.search(r"[,;:] |[，；：]", line):
+                yield say("verify: a line begins with a command and goes on in prose: give it a line", "verify", table)
+            elif not is_command(line) and re.search(r"gradforensics \w+ (?:[-{]|[A-Z_]{3})", line):
+                yield say("verify: a command stands in the midst of prose: give it a line", "verify", table)
+    if rule.verify.zh and [*map(is_command, rule.verify.en.splitlines())] != [
+        *map(is_command, rule.verify.zh.splitlines())
+    ]:
+        yield say("the Chinese verify has other lines than the English one", "verify", "zh")
 
 
 def _unfilled(rule: Rule, say: Say) -> Iterator[Complaint]:

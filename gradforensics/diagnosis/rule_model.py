@@ -25,6 +25,7 @@ STRENGTHS: tuple[Strength, ...] = ("suspect", "probable", "proven")
 _COMMAND = re.compile(r"\bgradforensics (\w+)")
 _UNKNOWN: Mapping[Language, str] = {"en": "unknown", "zh": "未知"}
 _EXPERIMENT = re.compile(r"--experiment (\w+)")
+_OPTIONAL = re.compile(r"\[\[(?P<text>.*?)(?:\|(?P<other>.*?))?\]\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,27 +151,39 @@ class Rule:
         )
 
 
-def is_command(verify: str) -> bool:
-    """Whether a rule's `verify` is a command line of ours rather than prose."""
-    return verify.startswith("gradforensics ")
+def is_command(line: str) -> bool:
+    """Whether a line of a rule's `verify` is a command line to be pasted rather than prose."""
+    return line.startswith(("gradforensics ", "dcgmi "))
 
 
 def fill(template: str, facts: Mapping[str, Fact], language: Language = "en", *, quote_run: bool = False) -> str:
-    """Put facts into a text of this language. One that is not known is called so; `run` is shell-quoted in commands."""
+    """Put facts into a text of this language; `run` is shell-quoted in commands.
+
+    `[[ on host {host}]]` is left out where one of its facts is not known, `[[host {host}|the host]]` gives what stands
+    behind the bar; a fact outside of brackets that is not known shows as "?".
+    """
+    known = {k: v.in_(language) if isinstance(v, Text) else v for k, v in facts.items() if v is not None}
+    return _filled(_OPTIONAL.sub(lambda found: _optional(found, known), template), known, quote_run=quote_run)
+
+
+def _optional(found: re.Match[str], known: Mapping[str, object]) -> str:
+    names = {name for _, name, _, _ in string.Formatter().parse(found["text"]) if name}
+    return found["text"] if names <= known.keys() else found["other"] or ""
+
+
+def _filled(template: str, known: Mapping[str, object], *, quote_run: bool) -> str:
     out: list[str] = []
     for literal, name, spec, _ in string.Formatter().parse(template):
         out.append(literal)
         if name is None:
             continue
-        value = facts.get(name)
-        value = value.in_(language) if isinstance(value, Text) else value
-        if value is None:
-            out.append(_UNKNOWN[language])
+        if name not in known:
+            out.append("?")
         elif name == "run" and quote_run:
-            out.append(shlex.quote(str(value)))
+            out.append(shlex.quote(str(known[name])))
         else:
             try:
-                out.append(format(value, spec or ""))
+                out.append(format(known[name], spec or ""))
             except ValueError:
-                out.append(str(value))
+                out.append(str(known[name]))
     return "".join(out)

@@ -140,7 +140,8 @@ class _Writer:
             yield f"{self.words('verified_fix')}: {self.code(one.changed)}: {self.code(one.result)}"
         if verify:
             yield self.words("then_verify") + ":"
-            yield block(verify, "sh") if is_command(verdict.verify.en) else prose(verify)
+            for line in verify.splitlines():
+                yield block(line, "sh") if is_command(line) else prose(line)
 
     def evidence(self, verdict: VerdictRow, sub: str) -> Iterator[str]:
         """The hits, the first lines of the logs that hold them, and what looks the same."""

@@ -14,6 +14,7 @@ from gradforensics.tables import Evidence, Phase, Series, StepUnit
 
 LINE_POINTS = 800  # of one line: two points (minimum and maximum) per 2 px of an 800 px plot
 ZOOM_POINTS = 200  # of one line
+BESIDE = 10  # of a window: so small a part of it beside it is still shown where an onset or a checkpoint lies there
 ZOOM_SIDE = 25  # logged points shown before and after the onset
 BAD_RUNS = 120  # stretches of non-finite points that a panel shows apart; more are joined
 CHARTS_PER_FINDING = 3
@@ -120,7 +121,7 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """Panels above each other on one step axis."""
+    """Panels above each other on one step axis; reach: steps beside the logged ones that the axis covers, too."""
 
     panels: tuple[Panel, ...]
     unit: StepUnit
@@ -129,6 +130,7 @@ class Chart:
     attempts: tuple[int, ...] = ()
     marks: tuple[Mark, ...] = ()
     lanes: tuple[Lane, ...] = ()
+    reach: tuple[int, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -282,11 +284,20 @@ def zooms(evidence: Evidence, verdict: Verdict, points: int = ZOOM_POINTS) -> tu
                 bands,
                 boundaries(series, window),
                 marks_of(series, hits_of(verdict)),
+                reach=beside(window, [verdict.onset if bands else None]),
             )
         )
         if len(charts) == CHARTS_PER_FINDING:
             break
     return tuple(charts)
+
+
+def beside(window: tuple[int, int], steps: Iterable[int | None]) -> tuple[int, ...]:
+    """Those of the steps that lie a little outside of a window: the step that ends a run is often not logged."""
+    low, high = window
+    margin = max(1, (high - low) // BESIDE)
+    near = {s for s in steps if s is not None and (low - margin <= s < low or high < s <= high + margin)}
+    return tuple(sorted(near))
 
 
 def hits_of(verdict: Verdict) -> list[Hit]:

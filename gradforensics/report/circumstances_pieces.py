@@ -36,7 +36,7 @@ class CircumstancePieces(Tables):
                 "tr",
                 tag("th", self._key(row), scope="row"),
                 tag("td", self._value(row)),
-                tag("td", self._why(row, anchor)),
+                tag("td", self._why(run, row, anchor)),
                 tag("td", where(row.source, row.line)),
                 kind="off" if row.overridden else "",
             )
@@ -71,13 +71,20 @@ class CircumstancePieces(Tables):
     def _value(self, row: SettingRow) -> Markup:
         return tag("code", shorten(_as_written(row.value), 300))
 
-    def _why(self, row: SettingRow, anchor: str) -> Markup:
+    def _why(self, run: RunReport, row: SettingRow, anchor: str) -> Markup:
         links = [tag("a", rule, href=f"#{anchor}-{rule}") for rule in row.rules]
         told = [joined([self.words("basis_of"), joined(links, ", ")])] if links else []
         there = tag("code", shorten(_as_written(row.there), 120))
         told += [joined([self.words("differs_there"), there])] if row.there is not None else []
-        told += [self.words("overridden")] if row.overridden else []
+        told += [self._overridden(run, row)] if row.overridden else []
         return joined(told, "; ")
+
+    def _overridden(self, run: RunReport, row: SettingRow) -> Markup:
+        """That a setting does not count, and the one that does."""
+        valid = next((one for one in run.settings if one.key == row.key and not one.overridden), None)
+        if valid is None:
+            return self.words("overridden")
+        return joined([self.words("overridden_by"), self._value(valid), where(valid.source, valid.line)])
 
     def differences(self, run: RunReport) -> Markup:
         """The settings in which this run and the compared one differ."""
@@ -173,8 +180,14 @@ class CircumstancePieces(Tables):
 
 
 def conspicuous(run: RunReport) -> list[SettingRow]:
-    """The settings to look at first: those that findings rest on, those that differ, those that were overridden."""
-    found = sorted((r for r in run.settings if r.conspicuous), key=lambda r: (not r.rules, r.there is None))
+    """The settings to look at first: those that findings rest on, those that differ, those that were overridden.
+
+    An empty value (None) that another one replaces is as it should be.
+    """
+    found = sorted(
+        (r for r in run.settings if r.conspicuous and not (r.overridden and r.value is None)),
+        key=lambda r: (not r.rules, r.there is None),
+    )
     return found[:CONSPICUOUS]
 
 

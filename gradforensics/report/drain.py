@@ -62,7 +62,6 @@ def _hardware(verdict: Verdict | None, hosts: Mapping[int, str]) -> list[Drain]:
         for hit in holding.hits:
             assert verdict is not None
             host, device = _text(hit.facts.get("host")) or None, _text(hit.facts.get("device"))
-            device = "" if "(" in device else device  # a line of the program
             severity = holding.sign.severity or verdict.rule.variant_severity.get(
                 holding.sign.variant or "", verdict.rule.severity
             )

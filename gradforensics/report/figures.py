@@ -104,6 +104,8 @@ class Figures(Tables):
 def _onset(band: Band) -> Callable[[Words], str]:
     if band.first is None:
         return lambda words: words("key_onset_open", rule=band.label, last=band.last)
+    if band.last - band.first <= 1:
+        return lambda words: words("key_onset_at", rule=band.label, last=band.last)
     return lambda words: words("key_onset", rule=band.label, first=band.first, last=band.last)
 
 

@@ -28,9 +28,15 @@ class FindingPieces(Tables):
         return joined([chip(severity, "alarm" if verdict.alarm else "weak"), chip(self.words(strength), strength)])
 
     def verify(self, verdict: VerdictRow) -> Markup:
-        """How to verify: a command to copy, or prose."""
-        verify = self.words.text(verdict.verify)
-        return tag("pre", tag("code", verify), kind="command") if is_command(verdict.verify.en) else tag("p", verify)
+        """How to verify: prose, and each command by itself to be copied."""
+        english, chinese = (told.splitlines() for told in verdict.verify)
+        lines = [Text(*both) for both in zip(english, chinese or english, strict=True)]
+        return Markup("").join(
+            tag("pre", tag("code", line.en), kind="command", translate="no")
+            if is_command(line.en)
+            else tag("p", self.words.text(line))
+            for line in lines
+        )
 
     # -- evidence ------------------------------------------------------------------------------------------------------
 
@@ -75,16 +81,35 @@ class FindingPieces(Tables):
 
     def lacked(self, verdict: VerdictRow) -> Markup:
         """What further signs of the case needed to see, each with how to have it next time."""
-        items = [
-            tag("li", joined([one for one in (self.words.need(g.told), soft(self.words.text(g.advice))) if one]))
-            for g in verdict.missing
-        ]
+        items = [tag("li", self._lack(g.told, g.advice)) for g in verdict.missing]
         return tag("p", self.words("lacked"), self.words("colon")) + tag("ul", *items)
+
+    def _lack(self, told: Text, advice: Text) -> Markup:
+        needed = self.words.text(told)
+        if not advice.en:
+            return needed
+        return joined([joined([needed, self.words("colon")], ""), soft(self.words.text(advice))])
+
+    def _facts(self, hit: HitRow) -> Markup:
+        """What the check read there, apart from what the quoted line says."""
+        told = _new(hit.facts, hit.excerpt)
+        spans = (
+            tag("span", evidence(name.replace("_", " ")), " ", tag("b", self._fact(value)), kind="fact")
+            for name, value in told.items()
+        )
+        return tag("p", joined(spans), kind="read") if told else Markup("")
+
+    def _fact(self, value: Fact) -> Markup:
+        return (
+            self.words.text(value)
+            if isinstance(value, Text)
+            else tag("span", shorten(number(value), 80), translate="no")
+        )
 
     def look_alike(self, one: LookAlikeRow) -> Markup:
         """A case, its title and what tells it apart."""
         text = self.words.text
-        return joined([tag("b", one.case), text(one.title), soft(text(one.tell))])
+        return joined([tag("b", one.case), joined([text(one.title), self.words("colon")], ""), soft(text(one.tell))])
 
 
 def marked(hit: HitRow) -> Markup:

@@ -19,6 +19,14 @@ _NODES = 60  # of the list that a page shows; the JSON report has them all
 class RankPieces(Tables):
     """Builds the sections from the pieces of the page."""
 
+    def faulty(self, run: RunReport) -> bool:
+        """Whether the hardware of a node is at fault: one that is only silent or slow may run faulty code."""
+        return any(one.reason in ("hardware", "outlived") for one in run.drain)
+
+    def drain_title(self, run: RunReport) -> str:
+        """The label of the heading: nodes to drain, or ranks to look at where no node is known to be faulty."""
+        return "drain" if self.faulty(run) else "drain_look"
+
     def drain(self, run: RunReport) -> Markup:
         """The nodes to drain as a table: the host, its ranks, why, the finding and the line that tells it."""
         shown = run.drain[:_NODES]

@@ -48,7 +48,7 @@ def _lines(rule: Rule, words: Words) -> Iterator[str]:
     yield from _section(words("rule_false_alarms"), _items(text.in_(language) for text in rule.false_alarms))
     told = rule.verify.in_(language)
     verify = told if rule.verifiable else words("rule_unverifiable", verify=told)
-    yield from _section(words("rule_verify"), _items([verify] if told else []))
+    yield from _section(words("rule_verify"), _items(verify.splitlines() if told else []))
     yield from _section(words("rule_parameters"), _items(_parameters(rule, words)))
     yield from _section(words("rule_references"), _items(rule.references))
 

@@ -133,8 +133,11 @@ class ScreenPieces(FindingPieces):
         for v in run.findings[:_SUSPICIONS]:
             settle = [self.words.text(line) for line in dict.fromkeys(g.advice for g in v.missing if g.advice.en)][:1]
             settle = settle or ([self.verify(v)] if v.verify.en else [])
+            label = joined([self.words("would_settle")])
+            if v.strength != "suspect" and v.fix:  # what is known well enough is to be mended
+                label, settle = joined([self.words("next"), self.words("colon")], ""), [self.words.text(v.fix[0])]
             told = [joined([self._link(v, anchor), self.chips(v), self.words.text(v.what)])]
-            told += [tag("div", soft(self.words("would_settle")), " ", *settle, kind="settle")] if settle else []
+            told += [tag("div", soft(label), " ", *settle, kind="settle")] if settle else []
             items.append(tag("li", *told))
         rest = len(run.findings) - _SUSPICIONS
         if rest > 0:

@@ -67,6 +67,7 @@ def span_of(chart: Chart) -> tuple[float, float]:
     """The ends of the step axis."""
     ends = [float(line.steps[i]) for panel in chart.panels for line in panel.lines if len(line.steps) for i in (0, -1)]
     ends += [float(s) for panel in chart.panels for b in panel.bad for s in (b.first, b.last)]
+    ends += [float(s) for s in chart.reach]
     if not ends:
         return 0.0, 1.0
     low, high = min(ends), max(ends)

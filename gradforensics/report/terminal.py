@@ -87,8 +87,8 @@ def _run(pen: Pen, run: RunReport) -> None:
         if run.primary.fix:
             pen.row(pen.words("t_fix"), run.primary.fix[0].in_(words.language))
         verify = run.primary.verify.in_(words.language)
-        if verify:
-            pen.row(pen.words("t_verify"), verify, wrap=not is_command(verify))
+        for i, line in enumerate(verify.splitlines()):
+            pen.row("" if i else pen.words("t_verify"), line, wrap=not is_command(line))
     _blind(pen, run)
 
 

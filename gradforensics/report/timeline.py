@@ -14,9 +14,11 @@ from gradforensics.report.charts import (
     Lane,
     LaneName,
     bands_of,
+    beside,
     boundaries,
     hits_of,
     marks_of,
+    named,
     panel_of,
     unit_of,
     window_of,
@@ -25,6 +27,7 @@ from gradforensics.tables import Evidence, Phase, Series, StepUnit
 
 TIMELINE_POINTS = 3000  # in all lines of a run's timeline together
 LANE_MARKS = 200  # checkpoints or evaluations that a chart marks; of more, as many evenly chosen ones
+NAMED_BESIDES = 2  # panels of series that only the leading case names
 _SAME = 0.7  # a zoom onto more than this share of the whole is left out
 _PHASES: tuple[Phase, ...] = ("train", "eval", "test")
 
@@ -48,11 +51,13 @@ def timeline(
 ) -> tuple[Chart, ...]:
     """Loss, gradient norm, learning rate, loss scale and memory above each other; one chart per step unit.
 
-    Where none of them is logged, the first four series of the record stand in. The onset of the primary case gets a
-    chart of its own where that is a part of the whole. points: of all lines of the whole; last_good: the path of the
-    last good checkpoint.
+    Where none of them is logged, the first four series of the record stand in; what the leading case (the primary one,
+    else the first finding) names besides stands below. The onset of the primary case gets a chart of its own where that
+    is a part of the whole. points: of all lines of the whole; last_good: the path of the last good checkpoint.
     """
+    lead = primary or next((v for v in findings if v.onset is not None), None)
     groups = _groups(evidence)
+    groups += [[s] for s in _named_besides(evidence, lead, groups)]
     limit = min(LINE_POINTS, points // max(1, sum(map(len, groups))))
     by_unit: dict[StepUnit, list[list[Series]]] = {}
     for group in groups:
@@ -62,10 +67,10 @@ def timeline(
     charts: list[Chart] = []
     for unit, panels in by_unit.items():
         seen = [v for v in findings if units[id(v)] == unit]
-        main = next((v for v in seen if v is primary and v.onset is not None), None)
+        main = next((v for v in seen if v is lead and v.onset is not None), None)
         whole = _span(panels)
         charts.append(_chart(evidence, panels, whole, limit, seen, main, last_good))
-        if main is None:
+        if main is None or main is not primary:
             continue
         window = window_of(panels[0][0], main, [h.step for h in hits_of(main)])
         if window[1] - window[0] < _SAME * (whole[1] - whole[0]):
@@ -81,6 +86,17 @@ def _groups(evidence: Evidence) -> list[list[Series]]:
         found = [evidence.series(name, phase) for phase in _PHASES for name in evidence.names(phase)]
         groups = [[s] for s in found if s is not None][:4]
     return [g for group in groups for g in ([group] if _share_axis(group) else [[s] for s in group])]
+
+
+def _named_besides(evidence: Evidence, lead: Verdict | None, groups: Sequence[Sequence[Series]]) -> list[Series]:
+    """The first series that the hits of the leading case name and that no panel shows yet."""
+    shown = {(s.phase, s.name) for group in groups for s in group}
+    found = {}
+    for name in dict.fromkeys(h.series for h in hits_of(lead) if h.series) if lead is not None else ():
+        series = named(evidence, name)
+        if series is not None and len(series) > 1 and (series.phase, series.name) not in shown:
+            found[series.phase, series.name] = series
+    return list(found.values())[:NAMED_BESIDES]
 
 
 def _share_axis(many: Sequence[Series]) -> bool:
@@ -113,6 +129,8 @@ def _chart(
     onset = None if primary is None else primary.onset
     drawn = [panel_of(evidence, group, limit, window if around else None, onset) for group in panels]
     unit = panels[0][0].step_unit
+    reach = beside(window, [onset, *(_checkpoint_steps(evidence, last_good)[0] if unit == "step" else ())])
+    window = min(window[0], *reach) if reach else window[0], max(window[1], *reach) if reach else window[1]
     return Chart(
         tuple(p for p in drawn if not around or p.bad or any(len(line.steps) for line in p.lines)),
         unit,
@@ -123,18 +141,26 @@ def _chart(
         if around and primary is not None
         else (),
         _lanes(evidence, unit, last_good, window),
+        reach,
     )
+
+
+def _checkpoint_steps(evidence: Evidence, last_good: str | None) -> tuple[list[int], int | None]:
+    """The steps of the checkpoints, and that of the last good one."""
+    table = evidence.table("checkpoints")
+    if table is None:
+        return [], None
+    known = table.filter(table["step"].is_not_null())
+    good = known.filter(known["path"] == (last_good or ""))["step"].to_list()
+    return known["step"].unique().to_list(), good[0] if good else None
 
 
 def _lanes(evidence: Evidence, unit: StepUnit, last_good: str | None, window: tuple[int, int]) -> tuple[Lane, ...]:
     """The checkpoints (which count optimizer steps) and evaluations within a window."""
     lanes = []
-    table = evidence.table("checkpoints")
-    if table is not None and unit == "step":
-        known = table.filter(table["step"].is_not_null())
-        good = known.filter(known["path"] == (last_good or ""))["step"].to_list()
-        steps = known["step"].unique().to_numpy()
-        lanes.append(_lane("checkpoints", steps, window, good[0] if good else None))
+    steps, good = _checkpoint_steps(evidence, last_good)
+    if unit == "step":
+        lanes.append(_lane("checkpoints", np.array(steps, dtype=np.int64), window, good))
     series = [s for name in evidence.names("eval") if (s := evidence.series(name, "eval")) and s.step_unit == unit]
     if series:
         lanes.append(_lane("evaluations", np.unique(np.concatenate([s.steps for s in series])), window))

@@ -136,8 +136,7 @@ def _of_messages(evidence: Evidence, told: Sequence[Event], dumped: Failure | No
     first = _first(told)
     cause = _cause(evidence, told)
     if cause is not None:
-        rank = "?" if cause.rank is None else str(cause.rank)
-        facts = {"cause": cause.text[:200], "rank": rank}
+        facts = {"cause": cause.text[:200], "rank": None if cause.rank is None else str(cause.rank)}
         return Failure("consequence", first, facts=facts)
     waiting = tuple(sorted({e.rank for e in told if e.rank is not None}))
     if _after_training(evidence, first):
@@ -314,7 +313,7 @@ def _of_stacks(evidence: Evidence) -> Failure | None:
     if not waiting or not others or len(others) > len(waiting):
         return None
     odd = others[0]
-    facts: dict[str, Fact] = {"where": evidence_words.event(odd), "processes": len(waiting)}
+    facts: dict[str, Fact] = {"where": evidence_words.place(odd), "processes": len(waiting)}
     missing = tuple(e.rank for e in others if e.rank is not None)
     return Failure("silent", odd, sure=False, missing=missing, facts=facts)
 

@@ -179,10 +179,17 @@ def _when(evidence: Evidence, event: Event) -> tuple[int | None, int | None]:
 
 
 def device(event: Event) -> str:
-    """What a message of the machine speaks of: a PCI address, a GPU, a disk, a network interface; "" if nothing."""
+    """What a message of the machine speaks of: a PCI address, a GPU, a disk, a network interface; "" if nothing.
+
+    The place that the traceback of a program names is none of them.
+    """
     data = event.data
-    named = next((data[key] for key in ("pci", "gpu", "device", "where") if data.get(key) is not None), "")
-    return str(named)
+    keys = ("pci", "gpu", "device") if _of_program(event) else ("pci", "gpu", "device", "where")
+    return str(next((data[key] for key in keys if data.get(key) is not None), ""))
+
+
+def _of_program(event: Event) -> bool:
+    return event.kind == "cuda_error" or event.data.get("error") == "uncorrectable"
 
 
 def _host(event: Event) -> str:

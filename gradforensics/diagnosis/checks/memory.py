@@ -343,7 +343,8 @@ def _oom_hit(evidence: Evidence, end: _End, **more: Fact) -> Hit:
         "last_step": event.step,
         "points": end.points,
     }
-    return Hit(event.step, series=None, source=event.source, line=event.line, facts={**facts, **more})
+    after = event.step if end.points else None  # the last logged step had fitted
+    return Hit(event.step, after, source=event.source, line=event.line, facts={**facts, **more})
 
 
 def _fragmented(event: Event, share: float) -> bool:

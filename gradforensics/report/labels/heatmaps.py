@@ -46,7 +46,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "heat_bad": ("first bad", "首个异常"),
     "heat_zero": ("zero", "零"),
     "heat_none": ("not measured", "未测量"),
-    "heat_nonfinite": ("NaN or infinity", "NaN 或无穷"),
+    "heat_nonfinite": ("NaN or inf", "NaN 或无穷"),
     "heat_numbers": ("The numbers as tables", "以表格查看数值"),
     "heat_layer": ("Layer", "层"),
     "heat_more_columns": (

@@ -5,6 +5,11 @@ from collections.abc import Mapping
 # key: (English, Chinese)
 LABELS: Mapping[str, tuple[str, str]] = {
     "drain": ("Nodes to drain", "应隔离的节点"),
+    "drain_look": ("Ranks to look at first", "应先查看的 rank"),
+    "drain_lead_ranks": (
+        "Named by findings of this report only. Look at what they do there; drain a node if its hardware is at fault.",
+        "仅列出本报告的发现所指明的 rank。先查看它们当时在做什么；若是硬件故障，再将节点移出作业。",
+    ),
     "drain_lead": (
         "Named by findings of this report only. Take them out of the job, then test them.",
         "仅列出本报告的发现所指明的节点。请先将其移出作业，再做检测。",

@@ -50,7 +50,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "signs_lacked": ("further signs lacked: ", "其余迹象缺少："),
     "also": ("Other alarms", "其他警报"),
     "no_good": ("none is known to be good from before the onset", "没有已知正常且早于起始的检查点"),
-    "no_checkpoint": ("no checkpoint in the evidence", "证据中没有检查点"),
+    "no_checkpoint": ("none: no saved weights in the evidence", "无：证据中没有保存的权重"),
     "rank_n": ("rank {n}", "rank {n}"),
     "host": ("host", "主机"),
     "look_refuted_by": ("speaks against some signs", "否定部分迹象"),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 # key: (English, Chinese)
 LABELS: Mapping[str, tuple[str, str]] = {
     "filter": ("Filter", "筛选"),
-    "cases_27": ("The article's 27 cases", "原文的 27 个案例"),
+    "cases_27": ("The 27 cases", "27 个案例"),
     "beyond_27": ("Beyond the 27", "27 个案例之外"),
     "legend_alarm": ("fired, alarm", "触发，警报"),
     "legend_weak": ("fired, below alarm level", "触发，低于警报级别"),

@@ -5,6 +5,6 @@ const show=()=>{const d=location.hash&&document.getElementById(decodeURIComponen
 addEventListener("hashchange",show);show();
 all("[name=language]",r=>{r.addEventListener("change",()=>{document.documentElement.lang=r.value});if(r.checked)document.documentElement.lang=r.value});
 const t=document.getElementById("copying");
-t&&all("pre.command",c=>{const b=t.content.cloneNode(true).firstElementChild,[before,after]=b.children;
+t&&all("pre.command,pre.fix",c=>{const b=t.content.cloneNode(true).firstElementChild,[before,after]=b.children;
 b.addEventListener("click",async()=>{try{await navigator.clipboard.writeText(c.innerText.trim())}catch{getSelection().selectAllChildren(c);return}
 before.hidden=true;after.hidden=false;setTimeout(()=>{before.hidden=false;after.hidden=true},1500)});c.after(b)})})();
