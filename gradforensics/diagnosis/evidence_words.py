@@ -121,7 +121,7 @@ def _group(one: Event) -> str:
 
 def _chinese(those: Iterable[int]) -> str:
     told = ranks(those)
-    return told.zh if isinstance(told, Text) else told
+    return told.zh if isinstance(told, Text) else told or "?"
 
 
 def _stack(one: Event) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from gradforensics.diagnosis.vocabulary import Fact
 from gradforensics.report.markup import Tables, chip, evidence, joined, soft, tag, where
@@ -32,7 +32,7 @@ class FindingPieces(Tables):
         english, chinese = (told.splitlines() for told in verdict.verify)
         lines = [Text(*both) for both in zip(english, chinese or english, strict=True)]
         return Markup("").join(
-            tag("pre", tag("code", line.en), kind="command", translate="no")
+            tag("pre", tag("code", joined(map(_unbroken, line.en.split()))), kind="command", translate="no")
             if is_command(line.en)
             else tag("p", self.words.text(line))
             for line in lines
@@ -110,6 +110,11 @@ class FindingPieces(Tables):
         """A case, its title and what tells it apart."""
         text = self.words.text
         return joined([tag("b", one.case), joined([text(one.title), self.words("colon")], ""), soft(text(one.tell))])
+
+
+def _unbroken(word: str) -> Markup:
+    """A word of a command; an option must not be broken at its hyphens."""
+    return tag("span", word, kind="option") if word.startswith("-") else escape(word)
 
 
 def marked(hit: HitRow) -> Markup:

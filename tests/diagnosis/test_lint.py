@@ -247,7 +247,7 @@ def test_a_translated_verify_is_a_command_to_its_end_or_prose(lint):
     text = GOOD.replace('"gradforensics replay {run} --step {onset}"', '"Print the rate at step {onset}."')
     for verify, complaints in (
         ("打印第 {onset} 步的学习率。", 0),
-        ("gradforensics replay {run} --step {onset}，再看", 2),
+        ("gradforensics replay {run} --step {onset}，再看", 3),
     ):
         found, _ = lint(text.replace("[zh]\n", f'[zh]\nverify = "{verify}"\n'))
         assert len(found) == complaints

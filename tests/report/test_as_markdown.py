@@ -79,7 +79,7 @@ What of runs/exp-7: from step 200 | `train.log:412` |
 
 ### 2 of 6 rules not judged (1 of them has no test in this version)
 
-- Log accuracy of the evaluation. (would help to judge GF20)
+- Log accuracy of the evaluation. (Would help to judge GF20)
 
 ---
 

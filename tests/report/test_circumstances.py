@@ -68,7 +68,7 @@ def test_conspicuous_settings_stand_first_each_with_its_reason(maker: Any) -> No
         "Key Value Why Where",
         "weight_decay 0.1 a finding rests on it: GF18 config.json:3",
         "warmup_steps 10 the compared run has 500 config.json:5",
-        "seed 0 overridden config.json:6",
+        "seed 0 overridden; in force: 7 train.log:1 config.json:6",
     ]
     assert 'href="#r1-GF18"' in told
     assert "Other settings (3)" in Page(page).text

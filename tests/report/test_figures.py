@@ -40,13 +40,13 @@ def key_of(html: str) -> str:
             "Whole run (step 5 to 300)",
             (
                 "onset of GF05: after 115, by 120 onsets of other alarms NaN or infinite values a new attempt begins "
-                "evaluation (3)"
+                "evaluations: 3"
             ),
         ),
         (
             "zh",
             "整个运行（步 5 至 300）",
-            "GF05 的起始：115 之后，不晚于 120 其他警报的起始 NaN 或无穷值 新的一次启动 评估（3 次）",
+            "GF05 的起始：115 之后，不晚于 120 其他警报的起始 NaN 或无穷值 新的一次启动 评估：3 次",
         ),
     ],
 )

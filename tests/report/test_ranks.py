@@ -187,7 +187,8 @@ def test_a_silent_rank_is_named_without_a_host_where_the_record_has_none(judged)
     (one,) = drain(judged("gf24-missing-rank"))
     assert (one.host, one.ranks, one.reason, one.source, one.line) == (None, (1,), "silent", "train.log", 106)
     page = Page(render(build([judged("gf24-missing-rank")], [])))
-    assert "Nodes to drain" in page.text
+    assert "Ranks to look at first" in page.text
+    assert "Nodes to drain" not in page.text  # no hardware is known to be at fault
     assert "not in the record" in page.text
     assert "The record does not name all hosts" in page.text
 
@@ -241,7 +242,9 @@ def test_html_and_json_hold_them_in_both_languages(judged, name):
     jsonschema.validate(data, schema)
     run = data["runs"][0]
     assert (run["ranks"] is None) == (name == "gf26-gpu-lost")
-    assert ("Nodes to drain" in english.text, "应隔离的节点" in chinese.text) == (bool(run["drain"]),) * 2
+    faulty = any(one["reason"] in ("hardware", "outlived") for one in run["drain"])
+    heads = ("Nodes to drain", "应隔离的节点") if faulty else ("Ranks to look at first", "应先查看的 rank")
+    assert (heads[0] in english.text, heads[1] in chinese.text) == (bool(run["drain"]),) * 2
     if run["ranks"]:
         assert "Ranks over the steps" in english.text
         assert "各 rank 随步数的变化" in chinese.text

@@ -47,7 +47,7 @@ def test_it_answers_the_four_questions(report: Report) -> None:
         "Onset between step 115 (last good) and step 120",
         "How sure, and why probable",
         "Do next Fix of GF05",
-        "no checkpoint in the evidence",
+        "none: no saved weights in the evidence",
         "steps 5 to 300, 2 attempts",
     ):
         assert told in text
@@ -107,7 +107,7 @@ def test_a_healthy_run_says_what_was_looked_for_and_what_clear_means(healthy: Di
     text = first_screen(report)
     assert "Looked for and not found GF05 lr-too-high" in text
     assert "What was not logged or saved may still be wrong." in text
-    assert "Log next time Log scaler.get_scale() beside every loss. would help to judge GF12" in text
+    assert "Log next time Log scaler.get_scale() beside every loss. Would help to judge GF12" in text
     assert class_of(report) == "calm"
     assert class_of(build([Diagnosis(Evidence("run"), ())], [])) == "blind"
 

@@ -19,7 +19,7 @@ runs/exp-7: GF12 [S3 suspect] What of runs/exp-7: from step ?
   fix         Fix of GF05
   verify      gradforensics analyze runs/exp-7 --set onset=120
   not judged  2 of 6 rules (1 of them has no test in this version). Log accuracy of the
-              evaluation. (would help to judge GF20)
+              evaluation. (Would help to judge GF20)
 
 2 alarms, 1 finding below alarm level, 1 clear, 2 not judged
 Report: out/report.html
@@ -29,7 +29,7 @@ HEALTHY = """\
 healthy (steps 1 to 60, 1 attempt)
 No alarm: 1 rule judged clear on this evidence, 1 not judged.
   ended       reached its planned end (log.jsonl:60)
-  not judged  1 of 2 rules. Log scaler.get_scale() beside every loss. (would help to judge GF12)
+  not judged  1 of 2 rules. Log scaler.get_scale() beside every loss. (Would help to judge GF12)
 
 0 alarms, 1 clear, 1 not judged
 """
