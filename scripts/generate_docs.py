@@ -38,6 +38,7 @@ LAST_OF_ARTICLES = "GF27"
 _PLACEHOLDER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 _IN_MARKDOWN = re.compile(r"‹(\w+)›")
 _DETECTOR = re.compile(r" \(detectors? D\d[^)]*\)")  # numbers of the project's own notes
+_BACKTICKS = re.compile(r"\\`(.*?)\\`")  # as prose() leaves them
 _ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{4,5})")
 _ADDRESS = re.compile(r"https://[^\s),;]+[^\s),;.]")
 
@@ -137,8 +138,9 @@ def _items(texts: Iterable[str], *, made: bool = False) -> list[str]:
 
 
 def _prose(text: str) -> str:
-    """A text of a rule; what a verdict fills in is set in italics."""
+    """A text of the program: what it sets in backticks is code, what a verdict fills in is set in italics."""
     shown = markdown.prose(_PLACEHOLDER.sub(r"‹\1›", text), limit=10_000)
+    shown = _BACKTICKS.sub(lambda m: markdown.code_cell(re.sub(r"\\(.)", r"\1", m[1])), shown)
     return _IN_MARKDOWN.sub(lambda m: f"*{m[1].replace('_', ' ')}*", shown)
 
 
