@@ -216,21 +216,18 @@ def test_an_analysis_of_logs_imports_neither_torch_nor_scipy_nor_what_opens_chec
     assert done.stdout.strip().endswith("[]")
 
 
-def test_every_command_has_help_and_is_in_the_readme(capsys):
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-
-    def walk(group, path):
+def test_every_command_and_option_has_help():
+    def walk(group):
         for name, command in group.commands.items():
             assert command.help, f"{name} has no help"
             if hasattr(command, "commands"):
-                walk(command, [*path, name])
+                walk(command)
             else:
-                assert " ".join(["gradforensics", *path, name]) in readme
                 for parameter in command.params:
-                    if parameter.opts[0].startswith("-") and name in ("analyze", "scan", "diff", "replay"):
-                        assert parameter.opts[-1] in readme, f"{parameter.opts} is not in the README"
+                    if parameter.opts[0].startswith("-"):
+                        assert parameter.help, f"{parameter.opts} has no help"
 
-    walk(commands, [])
+    walk(commands)
 
 
 def test_the_package_knows_its_commands():
