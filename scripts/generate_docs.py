@@ -248,7 +248,7 @@ def _commands() -> Iterator[str]:
         if isinstance(command, click.Group) and name != "gradforensics":
             continue
         yield from ("", f"## {name}", "", *_told(command.help), "", *_usage(name, command))
-        records = [record for p in command.get_params(_context(name, command)) if (record := _record(p, name, command))]
+        records = [record for p in command.params if (record := _record(p, name, command))]
         if records:
             yield from ("", markdown.table(["option", "meaning"], records))
         if command.epilog:
@@ -281,7 +281,7 @@ def _usage(name: str, command: click.Command) -> Iterator[str]:
 
 def _record(parameter: click.Parameter, name: str, command: click.Command) -> list[str] | None:
     """An option as a row: how it is written, what it means; arguments stand in the usage."""
-    if isinstance(parameter, click.Argument) or parameter.name == "help":
+    if isinstance(parameter, click.Argument):
         return None
     record = parameter.get_help_record(_context(name, command))
     return [markdown.code_cell(record[0], limit=400), _prose(record[1])] if record else None
