@@ -157,7 +157,7 @@ def test_look_alikes_are_excluded_only_where_a_test_said_so(maker: Any) -> None:
 def test_lines_of_hits_are_quoted_and_the_value_is_marked(sick: Diagnosis) -> None:
     assert places(sick) == [("log.jsonl", 24), ("log.jsonl", 25), ("train.log", 412)]
     lines = {("log.jsonl", 24): '{"step": 120, "loss": 1.65, "x": "<b>"}'}
-    report = build([sick], [], lines=lines)
+    report = build([sick], [], lines=[lines])
     text = render(report)
     assert "&#34;loss&#34;: <mark>1.65</mark>, &#34;x&#34;: &#34;&lt;b&gt;&#34;}" in text
     assert report.runs[0].findings[0].hits[0].excerpt == lines["log.jsonl", 24]
