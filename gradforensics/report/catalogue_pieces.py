@@ -81,7 +81,7 @@ class CataloguePieces(Tables):
         title = tag("td", self.words.text(verdict.title))
         if not verdict.testable:
             return self._row(verdict, anchor, title, tag("td", self.words("no_test"), colspan=2), kind="soft")
-        needs = [self.words.need(gap.told) for gap in verdict.missing]
+        needs = [self.words.named(gap.told) for gap in verdict.missing]
         if verdict.replayed:
             needs.append(soft(self.words("clean_at", steps=_listed(verdict.replayed))))
         advice = [self.words.text(one) for one in dict.fromkeys(g.advice for g in verdict.missing if g.advice.en)]
@@ -106,7 +106,7 @@ class CataloguePieces(Tables):
         told = [joined(looked, ", ")] if looked else []
         at = "clear_at" if verdict.by_replay_alone else "clean_at"
         told += [self.words(at, steps=_listed(verdict.replayed))] if verdict.replayed else []
-        lacked = self.words.need(needs_in_words(gap.need for gap in verdict.missing))
+        lacked = self.words.named(needs_in_words(gap.need for gap in verdict.missing))
         told += [joined([self.words("also_missing"), ": ", lacked], "")] if lacked else []
         return self._row(
             verdict,

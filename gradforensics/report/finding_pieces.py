@@ -81,7 +81,10 @@ class FindingPieces(Tables):
 
     def lacked(self, verdict: VerdictRow) -> Markup:
         """What further signs of the case needed to see, each with how to have it next time."""
-        items = [tag("li", self._lack(g.told, g.advice)) for g in verdict.missing]
+        items = [
+            tag("li", joined([one for one in (self.words.named(g.told), soft(self.words.text(g.advice))) if one]))
+            for g in verdict.missing
+        ]
         return tag("p", self.words("lacked"), self.words("colon")) + tag("ul", *items)
 
     def _lack(self, told: Text, advice: Text) -> Markup:
@@ -101,7 +104,7 @@ class FindingPieces(Tables):
 
     def _fact(self, value: Fact) -> Markup:
         return (
-            self.words.text(value)
+            self.words.named(value)
             if isinstance(value, Text)
             else tag("span", shorten(number(value), 80), translate="no")
         )

@@ -97,8 +97,8 @@ class PageWords:
         """A text in both languages."""
         return self._both(text, "span", hidden="")
 
-    def need(self, told: Text) -> Markup:
-        """What a check needs, in words; what is the same in both languages is a name of the record."""
+    def named(self, told: Text) -> Markup:
+        """A text about the record, which is a name of the record where it is the same in both languages."""
         return evidence(told.en) if told.en and told.zh == told.en else self.text(told)
 
     def drawn(self, text: Text) -> Markup:

@@ -78,7 +78,7 @@ class RankPieces(Tables):
         """The ranks as a table; columns without any value are left out."""
         rows = [*found.rows, *([found.rest] if found.rest else [])]
         wanted = {
-            "rank_host": any(row.host for row in rows),
+            "ranks_host": any(row.host for row in rows),
             "rank_state": any(row.state for row in rows),
             "rank_last_step": any(row.last_step is not None for row in rows),
             "rank_last_time": any(row.last_time is not None for row in rows),
@@ -94,7 +94,7 @@ class RankPieces(Tables):
         name = words("ranks_rest", n=f"{len(row.ranks):,}") if rest else tag("span", row.ranks[0], translate="no")
         bad = row.state in ("silent", "parted", "failed")
         cells = {
-            "rank_host": tag("td", tag("code", row.host) if row.host else ""),
+            "ranks_host": tag("td", tag("code", row.host) if row.host else ""),
             "rank_state": tag("td", chip(words(f"rank_{row.state}"), "alarm" if bad else "") if row.state else ""),
             "rank_last_step": cell(row.last_step),
             "rank_last_time": tag("td", tag("span", _moment(row.last_time), translate="no")),

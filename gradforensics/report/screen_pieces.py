@@ -113,7 +113,7 @@ class ScreenPieces(FindingPieces):
 
     def _unjudged(self, run: RunReport, verdict: VerdictRow, anchor: str) -> Markup:
         """How many rules, and what further signs of this case lacked."""
-        lacked = self.words.need(needs_in_words(g.need for g in verdict.missing[:2]))
+        lacked = self.words.named(needs_in_words(g.need for g in verdict.missing[:2]))
         told = [joined([self.words("signs_lacked"), lacked], "")] if lacked else []
         return joined([self.blind(run, anchor), *told], " · ")
 

@@ -44,6 +44,7 @@ RULE = re.compile(r"\bGF\d\d\b|\bS[1-4]\b")
 TERMS = {
     "NaN",
     "Inf",
+    "inf",
     "eps",
     "betas",
     "sha256",
@@ -64,7 +65,7 @@ COMMAND = re.compile(r"gradforensics [a-z].*|--[\w-]+|`[^`]*`|dcgmi diag|tee [\w
 QUOTED = re.compile(r"：[\w.]*: .*")  # exceptions
 # What is called so in every language: products, errors of libraries, terms, a formula and a condition.
 NAMES = re.compile(
-    r"flight recorder|undefined symbol|no kernel image|device-side assert|world size|state dict|token id"
+    r"flight recorder|undefined symbol|no kernel image|device-side assert|world size|state dict|token id|pull request"
     r"|lr wd|weight is"
 )
 

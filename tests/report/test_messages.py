@@ -85,3 +85,14 @@ def test_what_is_no_message_stays_as_it_is(text: str) -> None:
 def test_many_parts_and_hostile_texts_take_no_long() -> None:
     for text in ("; ".join(["in"] * 900), ", ".join(["a and b"] * 400), "of of of " * 400, "{n:d} {" * 500):
         assert message(text).en == text
+
+
+def test_what_an_exception_says_is_nobodys_message() -> None:
+    text = (
+        "RuntimeError: one of the variables needed for gradient computation has been modified by an inplace operation: "
+        "[torch.FloatTensor [16]], which is output 0 of Sigmoid, is at version 1; expected version 0 instead. "
+        "Hint: enable anomaly detection to find the operation that failed to compute its gradient."
+    )
+    assert message(text) == Text(text)
+    assert message("input_ids int64 [2, 8]: 0 to 31").zh == "input_ids int64 [2, 8]：0 至 31"
+    assert message("x float32 [2]: -1.5e-05 to inf").zh == "x float32 [2]：-1.5e-05 至 inf"

@@ -129,7 +129,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "events": ("Events", "事件"),
     "event": ("Event", "事件"),
     "text": ("What was written", "原文"),
-    "rank_host": ("Rank, host", "进程与主机"),
+    "rank_host": ("Rank, host", "Rank 与主机"),
     "no_alarm": ("no alarm", "无警报"),
     "no_alarm_of": ("no alarm ({clear} clear, {blind} not judged)", "无警报（{clear} 条未见异常，{blind} 条未判定）"),
     "t_others": (

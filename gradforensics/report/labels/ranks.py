@@ -60,7 +60,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "ranks_errors": ("errors", "错误"),
     "ranks_numbers": ("The ranks as a table", "以表格查看各 rank"),
     "rank": ("Rank", "Rank"),
-    "rank_host": ("Host", "主机"),
+    "ranks_host": ("Host", "主机"),
     "rank_state": ("State", "状态"),
     "rank_last_step": ("Last step", "最后一步"),
     "rank_last_time": ("Last written (UTC)", "最后写入（UTC）"),

@@ -4,6 +4,11 @@ from collections.abc import Mapping
 
 # English: Chinese
 ENTRIES: Mapping[str, str] = {
+    "'no weight decay for biases'": "“偏置不做权重衰减”",
+    "'no weight decay for biases and LayerNorms'": "“偏置和 LayerNorm 不做权重衰减”",
+    "'no weight decay for biases and norms, by name'": "“偏置和归一化层不做权重衰减（按名称）”",
+    "'no weight decay for parameters of less than two dimensions'": "“少于两维的参数不做权重衰减”",
+    "'no weight decay for biases and parameters of one dimension'": "“偏置和一维参数不做权重衰减”",
     "No names: {error}": "没有名称：{error}",
     "its elements lie in another order": "其元素的排列顺序不同",
     "a .metadata file that describes no state": ".metadata 文件没有描述任何状态",

@@ -13,6 +13,7 @@ ENTRIES: Mapping[str, str] = {
     "the entry for {rule} names no finding of this analysis: {reason}": (
         "{rule} 的条目与本次分析的任何发现都不对应：{reason}"
     ),
+    "grew while it was read: read up to byte {byte:d}": "读取时仍在增长：读到第 {byte} 字节为止",
     "not read: a damaged Arrow file ({first_line})": "未读取：损坏的 Arrow 文件（{first_line}）",
     "not read: a damaged Parquet file ({first_line})": "未读取：损坏的 Parquet 文件（{first_line}）",
     "not read: no column of text and none of token ids": "未读取：既没有文本列，也没有 token id 列",
@@ -308,7 +309,7 @@ ENTRIES: Mapping[str, str] = {
         "{count} 个文件 {pattern} 是同一作业的 rank {ranks}"
     ),
     "{count:d} files {pattern} are the nodes of one job": "{count} 个文件 {pattern} 是同一作业的各节点",
-    "{ranks} to {last:d}": "{ranks} 至 {last}",
+    "{first:d} to {last:d}": "{first} 至 {last}",
     "dialect: {name}": "日志方言：{name}",
     "not closed: {database} ({state}, {size:d} bytes) that was not read": (
         "未关闭：{database}（{state}，{size} 字节）未读取"

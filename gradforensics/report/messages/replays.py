@@ -357,7 +357,7 @@ ENTRIES: Mapping[str, str] = {
     "backward": "反向",
     "inputs: {inputs}": "输入：{inputs}",
     "all of it: {inputs}": "其全部：{inputs}",
-    "{name} {dtype} {shape}: {low} to {high}": "{name} {dtype} {shape}：{low} 至 {high}",
+    "{name} {dtype} {shape}: {low:d} to {high:d}": "{name} {dtype} {shape}：{low} 至 {high}",
     "{name} {dtype} {shape}: no finite value": "{name} {dtype} {shape}：没有有限的值",
     "not finite: {count:d}": "非有限：{count} 个",
     "exactly 0: {count:d}": "恰为 0：{count} 个",
