@@ -18,7 +18,14 @@ from gradforensics.report.words import Words, number, ordered_chain, place
 LIMIT = 65_536
 """Characters that GitHub accepts in one issue or comment."""
 
-_HITS, _EXCERPTS, _FINDINGS, _GAPS, _RUNS, _TOLD = 12, 3, 20, 3, 200, 3  # rows of each kind; the other outputs have them all
+_HITS, _EXCERPTS, _FINDINGS, _GAPS, _RUNS, _TOLD = (
+    12,
+    3,
+    20,
+    3,
+    200,
+    3,
+)  # rows of each kind; the other outputs have them all
 _REPORT = "gradforensics-report.html"
 
 

@@ -49,6 +49,7 @@ def _environment(first: Language) -> Environment:
     return Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
+        optimized=False,  # no constants to fold here: looking for them costs more than it saves
         undefined=StrictUndefined,
         finalize=finalize,
         trim_blocks=True,

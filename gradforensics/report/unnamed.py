@@ -11,6 +11,7 @@ from gradforensics.languages import NOTHING, Text, both
 from gradforensics.report.words import Words, shorten
 
 _NAMES = 3  # series that the line names
+_LONGEST = 80  # letters of a name to copy
 
 
 class _Logged(Protocol):
@@ -33,11 +34,12 @@ def unnamed_loss(rows: Iterable[_Logged]) -> Text:
         return NOTHING
     known = table()["series"]
     tags = dict.fromkeys(row.tag for row in of_training if row.points > 1 and row.series not in known)
-    found = sorted(tags, key=lambda tag: not is_loss(tag))
+    found = sorted(tags, key=lambda tag: (not tag.lower().endswith("loss"), not is_loss(tag)))
     if not found:
         return NOTHING
     names = ", ".join(shorten(tag, 40) for tag in found[:_NAMES])
-    option = f"--map {shlex.quote(f'{shorten(found[0], 80)}=loss')}"
+    only = found[0] if len(found) == 1 and len(found[0]) <= _LONGEST else "NAME"
+    option = f"--map {shlex.quote(f'{only}=loss')}"
 
     def told(words: Words) -> str:
         more = f" {words('and_more', n=len(found) - _NAMES)}" if len(found) > _NAMES else ""

@@ -10,6 +10,7 @@ import pytest
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.diagnosis.ignoring import Ignore, Ignores, ignoring
 from gradforensics.diagnosis.vocabulary import Hit
+from gradforensics.report import as_markdown
 from gradforensics.report.as_markdown import LIMIT, render
 from gradforensics.report.build import build
 from gradforensics.report.model import TOOL, Report
@@ -113,7 +114,7 @@ def test_several_runs_are_a_table_and_a_section_for_each_with_an_alarm(sick: Dia
     healthy.evidence.path, sick.evidence.path = "runs/healthy", "runs/my exp"
     text = render(build([healthy, sick], []))
     assert "## 2 runs: 2 alarms\n" in text
-    assert text.index("| `runs/exp-7` | **GF05**") < text.index("| `healthy` | No alarm")
+    assert text.index("| `runs/exp-7` | **GF05**") < text.index("| `healthy` | no alarm (1 clear, 1 not judged) |")
     assert "### `runs/exp-7`: Probable: Title of GF05." in text
     assert "`healthy`:" not in text
     assert "gradforensics analyze runs/healthy 'runs/my exp' -o" in text
@@ -144,14 +145,28 @@ def test_hostile_evidence_stays_text(maker: Maker, text: str) -> None:
         assert len(one) <= LIMIT
 
 
-def test_what_does_not_fit_into_an_issue_is_cut_with_a_line_that_says_so(maker: Maker) -> None:
+def test_what_does_not_fit_into_an_issue_is_cut_with_a_line_that_says_so(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(as_markdown, "LIMIT", 40_000)
     many = []
-    for n in range(90):
-        evidence = Evidence(f"run-{n}" + "x" * 100)
+    for n in range(210):
+        evidence = Evidence(f"run-{n}" + "x" * 300)
         maker.series(evidence, "loss", [1.0, 2.0])
         verdict = maker.fired(maker.rule("GF05"), [Hit(2, 1, "loss", source="log.txt", line=2)] * 20, run="r")
         many.append(Diagnosis(evidence, (verdict,), verdict))
     text = render(build(many, []))
-    assert LIMIT - 2000 < len(text) <= LIMIT
-    assert "Cut here: the rest did not fit into 65536 characters." in text[-200:]
+    assert 38_000 < len(text) <= 40_000
+    assert "Cut here: the rest did not fit into 40000 characters." in text[-200:]
     assert "\ufffd" not in text
+
+
+def test_of_many_runs_the_gravest_are_told_and_the_others_counted(maker: Maker) -> None:
+    many = []
+    for n in range(5):
+        verdict = maker.fired(maker.rule("GF05"), [Hit(2, 1, "loss")], severity="S1" if n == 4 else "S2")
+        many.append(Diagnosis(Evidence(f"run-{n}"), (verdict,), verdict))
+    text = render(build(many, []))
+    assert text.index("### `run-4`") < text.index("### `run-0`")
+    assert text.count("\n### ") == 3
+    assert "The details of 2 more: analyze a folder alone" in text

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from gradforensics.diagnosis.causes import Diagnosis
+from gradforensics.diagnosis.vocabulary import Hit
 from gradforensics.report.build import build
 from gradforensics.report.model import Report
 from gradforensics.report.terminal import render
+from gradforensics.tables import Evidence
 
 SICK = """\
 runs/exp-7 (steps 5 to 300, 2 attempts)
 log.jsonl:24: GF05 [S1 probable] What of runs/exp-7: from step 120 (step 120)
 train.log:412: GF11 [S1 proven] What of runs/exp-7: from step 200 (step 200)
-runs/exp-7: GF12 [S3 suspect] What of runs/exp-7: from step ?
+runs/exp-7: GF12 [S3 suspect] What of runs/exp-7: from step unknown
   chain       GF05 -> GF11
   ended       stopped by an exception: RuntimeError: loss is nan (train.log:412)
   fix         Fix of GF05
@@ -68,3 +71,15 @@ def test_log_text_cannot_steer_the_terminal(sick: Diagnosis) -> None:
 def test_a_narrow_terminal_wraps_all_but_what_is_to_be_copied(report: Report) -> None:
     lines = render(report, color=False, width=50).splitlines()
     assert all(len(line) <= 50 for line in lines if line.startswith("  ") and "gradforensics analyze" not in line)
+
+
+def test_of_many_runs_only_the_gravest_are_told_in_full(maker: Any) -> None:
+    many = []
+    for n in range(9):
+        verdict = maker.fired(maker.rule("GF05"), [Hit(2, 1, "loss")], severity="S1" if n == 8 else "S2")
+        many.append(Diagnosis(Evidence(f"run-{n}"), (verdict,), verdict))
+    lines = render(build(many, []), color=False, width=100).splitlines()
+    told = [line for line in lines if line.endswith("(no steps logged, 1 attempt)")]
+    assert [line.split()[0] for line in told] == ["run-8", "run-0", "run-1", "run-2", "run-3"]
+    assert "The details of 4 more: analyze a folder alone, or open the HTML report." in lines
+    assert sum(line.startswith("GF05  run-") for line in lines) == 9

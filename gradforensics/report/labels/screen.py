@@ -29,8 +29,8 @@ LABELS: Mapping[str, tuple[str, str]] = {
     ),
     "still_open": ("What was not logged or saved may still be wrong.", "未记录或未保存的内容仍可能有问题。"),
     "why_stopped": (
-        "Why it stopped is not in the evidence: see the scheduler's log and dmesg, or ask again if it still runs.",
-        "证据中没有停止的原因：请查看当时的调度器日志、控制台输出和 dmesg；若运行当时仍在继续，请稍后再次分析。",
+        "The evidence does not say why: look into the scheduler's log, the console output and dmesg of that time.",
+        "证据中没有停止的原因：请查看当时的调度器日志、控制台输出和 dmesg。",
     ),
     "looked_for": ("Looked for and not found", "已检查且未发现"),
     "suspicions": ("Suspected or noted", "怀疑与提示"),
