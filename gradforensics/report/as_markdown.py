@@ -18,14 +18,8 @@ from gradforensics.report.words import Words, number, ordered_chain, place
 LIMIT = 65_536
 """Characters that GitHub accepts in one issue or comment."""
 
-_HITS, _EXCERPTS, _FINDINGS, _GAPS, _RUNS, _TOLD = (
-    12,
-    3,
-    20,
-    3,
-    200,
-    3,
-)  # rows of each kind; the other outputs have them all
+# rows of each kind; the other outputs have them all
+_HITS, _EXCERPTS, _FINDINGS, _GAPS, _RUNS, _TOLD = 12, 3, 20, 3, 100, 3
 _REPORT = "gradforensics-report.html"
 
 
@@ -73,7 +67,7 @@ class _Writer:
         yield f"## {words.count('runs_n', len(runs))}: {words.count('alarms_n', alarms)}"
         rows = [
             [
-                code_cell(run.name),
+                code_cell(run.name, 80),
                 f"**{run.primary.rule}** {prose(words.headline(run))}" if run.primary else prose(words.calm(run)),
                 prose(words.onset(run.primary)) if run.primary else "",
                 words.ended(run),

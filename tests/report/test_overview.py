@@ -58,7 +58,7 @@ def test_runs_with_the_gravest_alarms_come_first_and_keep_their_anchors(
 
 def test_a_row_tells_verdict_onset_ending_steps_and_draws_the_loss(sick: Diagnosis, healthy: Diagnosis) -> None:
     told = overview(build([sick, healthy], []))
-    first, second = re.findall(r"<tr>(<th scope.*?)</tr>", told)[:2]
+    first, second = re.findall(r'<tr>(<th scope="row".*?)</tr>', told)[:2]
     assert Page(first).text == "runs/exp-7 ▲ GF05 Title of GF05 probable 115–120 stopped by an exception 5–300"
     assert Page(second).text == "healthy ● no alarm reached its planned end 1–60"
     assert 'href="#r1"' in first
