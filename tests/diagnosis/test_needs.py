@@ -83,6 +83,7 @@ def test_every_kind_of_need_has_advice():
     ):
         assert needs.advice(text).endswith(".")
     assert needs.advice("a loss that is meant to fall") == ""
+    assert needs.advice("series:perplexity of one attempt") == needs.advice("series:perplexity")
 
 
 @pytest.mark.parametrize("series", ["loss", "lr", "loss_scale", "accuracy", "eval/loss"])

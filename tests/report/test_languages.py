@@ -22,11 +22,19 @@ from gradforensics.questions import QUESTIONS
 from gradforensics.report import as_markdown, html, replayed, rule_page, terminal
 from gradforensics.report.build import build
 from gradforensics.report.canonical import NAMES
+from gradforensics.report.labels import LABELS, SECTIONS
 from gradforensics.report.words import Words
 from gradforensics.tables import Replayed
 from tests.report.languages import CHINESE, SAMPLES, SHOWN, diagnoses_of, english, named, report_of, untranslated
 
 RUN = SAMPLES / "gf01-left-out" / "run"
+
+
+def test_a_label_belongs_to_one_section_and_stands_in_both_languages() -> None:
+    assert sum(map(len, SECTIONS)) == len(LABELS)
+    for key, (told, chinese) in LABELS.items():
+        assert not CHINESE.search(told), key
+        assert CHINESE.search(chinese) or not english(chinese), key
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------

@@ -34,6 +34,9 @@ def test_a_remark_behind_a_need_stays_and_prose_is_left_alone() -> None:
         "an adapter after more updates", "更多次更新之后的适配器"
     )
     assert need_in_words("series:loss of one attempt") == Text("loss of one attempt", "单次启动的 loss")
+    assert need_in_words("baseline:series:loss with its epochs") == Text(
+        "of a healthy run: loss with its epochs", "正常运行的带 epoch 的 loss"
+    )
     assert need_in_words("nobody's message") == Text("nobody's message")
 
 
