@@ -27,6 +27,7 @@ _WIDE, _TALL = (4, 76), (4, 17)  # least and most pixels of a cell
 _NUMBERS = 70  # pixels of a cell from which on its number stands in it
 _BANNER, _AXIS, _KEY = 20, 24, 26
 _LETTER = 6.8
+_SWATCH = 13  # pixels of a colour in the key
 _LABEL = 34  # letters of a layer's name
 
 
@@ -259,8 +260,8 @@ class _Map:
             x += _LETTER * len(low) + 6
             for place in range(CLASSES):
                 stroke = f'stroke="{self.ramp[place]}" stroke-width="11"'
-                out.append(f'<path class="h{place}" d="M{x + 15 * place:.0f} {y - 4:.0f}h15" {stroke}/>')
-            x += 15 * CLASSES + 6
+                out.append(f'<path class="h{place}" d="M{x + _SWATCH * place:.0f} {y - 4:.0f}h{_SWATCH}" {stroke}/>')
+            x += _SWATCH * CLASSES + 6
             out.append(text(x, y, high))
             x += _LETTER * len(high) + 18
         used = {self.kind(value) for row in self.rows for value in row}

@@ -95,8 +95,9 @@ def _hit(found: Together, index: int, spread: np.ndarray, *, whole: bool) -> Hit
         "ranks": len(found.ranks), "low": low, "high": high,
     }  # fmt: skip
     line = int(found.first.lines[np.searchsorted(found.first.steps, found.steps[index])]) or None
+    there = float(found.values[0, index])  # the line that the hit names is one of the first rank
     return Hit(
-        int(found.steps[index]), after, found.first.name, found.first.tag, high, found.first.source, line, facts=facts
+        int(found.steps[index]), after, found.first.name, found.first.tag, there, found.first.source, line, facts=facts
     )
 
 
