@@ -107,3 +107,8 @@ def test_a_line_of_a_log_is_quoted_as_it_stands():
 def test_copies_name_the_sample_that_they_repeat():
     english = "as row 1; the most frequent one 2 times"
     assert evidence_words.copies(english) == Text(english, "与样本 1 相同；最常见的一个出现 2 次")
+
+
+def test_the_place_of_a_stack_comes_without_the_name_of_its_process():
+    stack = Event("stack", "a process: main thread in load (a.py:3)", "stacks.txt", data={"frames": ("load (a.py:3)",)})
+    assert evidence_words.place(stack) == Text("main thread in load (a.py:3)", "主线程位于 load (a.py:3)")

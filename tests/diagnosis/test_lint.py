@@ -339,3 +339,15 @@ def test_rules_of_ones_own_may_lead_to_cases_of_the_catalogue_and_to_no_others(t
     (tmp_path / "a.toml").write_text(GOOD.replace("GF06", "GF99"), encoding="utf-8")
     with pytest.raises(RuleError, match="leads_to names GF99"):
         load_rules(tmp_path)
+
+
+def test_a_command_in_the_midst_of_prose_needs_a_line_of_its_own(lint):
+    command = "gradforensics replay {run} --step {onset}"
+    mixed, _ = lint(
+        GOOD.replace(f'"{command}"', f'"Run {command} twice."').replace("[zh]\n", '[zh]\nverify = "做两次。"\n')
+    )
+    assert any("a command stands in the midst of prose: give it a line" in said for _, said in mixed)
+    apart = GOOD.replace(f'"{command}"', f'"Run this twice:\\n{command}"')
+    assert not lint(apart.replace("[zh]\n", f'[zh]\nverify = "运行两次：\\n{command}"\n'))[0]
+    other, _ = lint(apart.replace("[zh]\n", '[zh]\nverify = "运行两次。"\n'))
+    assert any("other lines than the English one" in said for _, said in other)

@@ -133,6 +133,28 @@ def test_fill():
     assert fill("{a:.2g}", {"a": "text"}) == "text"
 
 
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"host": "n1", "gpu": 3}, "Drain host n1 and reset the GPU 3 now."),
+        ({"host": None, "gpu": 3}, "Drain the host and reset the GPU 3 now."),
+        ({}, "Drain the host and reset now."),
+        ({"host": "[[x|y]] {gpu}"}, "Drain host [[x|y]] {gpu} and reset now."),
+    ],
+)
+def test_what_is_not_known_is_left_out_of_a_text(facts, told):
+    assert fill("Drain [[host {host}|the host]] and reset[[ the GPU {gpu}]] now.", facts) == told
+
+
+def test_no_text_of_the_catalogue_on_a_host_shows_a_question_mark():
+    rule = next(rule for rule in load_rules() if rule.id == "GF26")
+    unknown = {"what": "W", "message": "M", "count": 1, "onset": 3, "before": 1.0, "later": 2.0}
+    for variant in set(rule.variants) - {"silent-corruption"}:
+        for language in ("en", "zh"):
+            texts = rule.text(language, variant)
+            assert "?" not in "".join(fill(text, unknown, language) for text in (texts.what, *texts.fix))
+
+
 def test_series_texts():
     assert values_of("1*2 _ 3") == [1.0, 1.0, None, 3.0]
     assert values_of("ramp(0, 1, 3)") == [0.0, 0.5, 1.0]

@@ -146,3 +146,12 @@ def test_the_inventory_names_what_was_not_read_first_with_the_reason_and_whole_d
     places = [text.index(row) for row in rows]
     assert places == sorted(places)
     assert "title=" not in told
+
+
+def test_an_empty_value_that_another_replaces_is_not_conspicuous(maker: Any) -> None:
+    made = with_settings(maker, hit=Hit(None))
+    made.evidence.settings = [
+        Setting("eval_steps", "eval_steps", None, "args.json", 1),
+        Setting("eval_steps", "eval_steps", 30, "log", 1, "runtime"),
+    ]
+    assert "Conspicuous settings" not in page_of(build([made], []))

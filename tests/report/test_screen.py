@@ -215,30 +215,20 @@ def test_commands_can_be_copied_only_with_a_script(report: Report) -> None:
     assert "<button" not in outside
 
 
-def test_a_record_without_steps_says_so_once(maker: Any) -> None:
-    verdict = maker.fired(maker.rule("GF26"), [Hit(None, None, source="dmesg.log", line=3)], onset=None)
-    text = first_screen(build([Diagnosis(Evidence("run"), (verdict,), verdict)], []))
-    assert "Onset no steps in the record" in text
-    assert "attempt" not in text
-    assert '-timeline"' not in render(build([Diagnosis(Evidence("run"), (verdict,), verdict)], []))
+def test_what_is_noted_and_known_well_enough_says_what_to_do(healthy: Diagnosis, maker: Any) -> None:
+    rule = maker.rule("GF42", slug="throughput-drift")
+    fired = maker.fired(rule, [Hit(40, 39, "loss", "loss", 0.4)], severity="S3", strength="probable")
+    text = first_screen(build([replace(healthy, verdicts=(healthy.verdicts[0], fired))], []))
+    assert "Do next: Fix of GF42" in text
+    assert "What would settle it" not in text
 
 
-def test_a_run_of_which_nothing_was_judged_is_neither_praised_nor_blamed() -> None:
-    text = first_screen(build([Diagnosis(Evidence("run"), ())], []))
-    assert "This says nothing about the run, good or bad." in text
-    assert "Clear" not in text
-
-
-def test_a_record_that_stops_too_early_says_where_the_reason_may_stand(healthy: Diagnosis) -> None:
-    healthy.evidence.ending = Ending("truncated", "the record stops at step 60 of 100 planned steps", "log.jsonl", 60)
-    assert "look into the scheduler's log, the console output and dmesg" in first_screen(build([healthy], []))
-    assert "请查看当时的调度器日志" in first_screen(build([healthy], []), "zh")
-
-
-def test_kin_of_a_sign_that_holds_is_not_called_absent(maker: Any) -> None:
-    sign = rules.Sign("rank_missing_likely", rules.Test(a_check, {}), "probable")
-    holdings = (Holding(sign, (Hit(10, None, source="a.log", line=1),)),)
-    judged = ("rank_missing_likely", "rank_missing", "lost_by_xid", "lost", "mismatch")
-    verdict = maker.fired(maker.rule("GF24"), [], holdings=holdings, judged_signs=judged)
-    text = first_screen(build([Diagnosis(Evidence("run"), (verdict,), verdict)], []))
-    assert "No sign of lost , mismatch" in text
+def test_prose_and_commands_of_a_check_stand_apart(sick: Diagnosis, maker: Any) -> None:
+    verify = Text("Do this:\ndcgmi diag -r 3\nThen that.", "先做这个：\ndcgmi diag -r 3\n再做那个。")
+    first = replace(sick.verdicts[0], rule=replace(sick.verdicts[0].rule, verify=verify))
+    report = build([replace(sick, verdicts=(first, *sick.verdicts[1:]), primary=first)], [])
+    (screen,) = re.findall(r'<div class="next">.*?</div>', render(report), re.DOTALL)
+    command = '<pre class="command" translate="no"><code>dcgmi diag <span class="option">-r</span> 3</code></pre>'
+    assert screen.count(command) == 1
+    assert "Then verify Do this: dcgmi diag -r 3 Then that." in Page(screen).text
+    assert "先做这个： dcgmi diag -r 3 再做那个。" in Page(screen, "zh").text

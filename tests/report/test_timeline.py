@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gradforensics.diagnosis.causes import Diagnosis
+from gradforensics.diagnosis.causes import Diagnosis, diagnose
+from gradforensics.diagnosis.rules import load_rules
 from gradforensics.diagnosis.vocabulary import Hit
 from gradforensics.evidence.gather import gather
+from gradforensics.report import svg
+from gradforensics.report.charts import beside
 from gradforensics.report.timeline import LANE_MARKS, TIMELINE_POINTS, timeline
 from gradforensics.tables import Evidence
 
 SAMPLES = Path(__file__).parents[2] / "sample_runs"
+
+
+@cache
+def judged(sample: str) -> Diagnosis:
+    (evidence,) = gather([SAMPLES / sample / "run"])
+    return diagnose(evidence, load_rules(examples=False))
 
 
 def test_timeline_shows_the_known_series_in_order_with_onsets_and_attempts(sick: Diagnosis) -> None:
@@ -130,3 +140,30 @@ def test_the_points_of_all_lines_together_are_bounded(maker: Any) -> None:
     lines = [line for panel in chart.panels for line in panel.lines]
     assert len(lines) == 6
     assert TIMELINE_POINTS * 0.9 < sum(len(line.steps) for line in lines) <= TIMELINE_POINTS + 2 * len(lines)
+
+
+@pytest.mark.parametrize(("sample", "onset"), [("gf11-located", 61), ("gf24-silent", 92)])
+def test_an_onset_behind_the_last_logged_step_is_still_drawn(sample: str, onset: int) -> None:
+    made = judged(sample)
+    for chart in timeline(made.evidence, [made.primary], made.primary):
+        assert chart.reach == (onset,)
+        assert svg.span_of(chart)[1] == onset
+        assert [band.last for band in chart.bands] == [onset]
+
+
+def test_a_checkpoint_behind_the_last_logged_step_is_marked() -> None:
+    (chart, *_) = timeline(judged("gf11-located").evidence, [], None)
+    assert [lane.steps for lane in chart.lanes] == [(60, 61)]
+
+
+def test_what_lies_far_outside_of_the_record_does_not_stretch_the_axis() -> None:
+    assert beside((100, 200), [None, 89, 90, 100, 150, 210, 211]) == (90, 210)
+
+
+def test_a_run_without_an_alarm_marks_the_first_finding_and_shows_its_series() -> None:
+    made = judged("gf42-drift")
+    fired = [v for v in made.verdicts if v.outcome == "fired"]
+    assert made.primary is None
+    (chart,) = timeline(made.evidence, fired, None)
+    assert chart.names[-1] == "step_time"
+    assert [(band.label, band.last) for band in chart.bands] == [("GF42", 58)]

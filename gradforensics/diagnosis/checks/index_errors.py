@@ -76,7 +76,7 @@ def _hit(event: Event, count: int) -> Hit:
         "asynchronous": _LATER if on_device else _THERE,
     }
     value = float(index) if isinstance(index, int) else None
-    return Hit(event.step, None, None, event.kind, value, event.source, event.line, None, facts)
+    return Hit(event.step, event.step, None, event.kind, value, event.source, event.line, None, facts)
 
 
 CHECKS: tuple[Check, ...] = (stopped_by_bad_index,)

@@ -291,7 +291,7 @@ def _failures(evidence: Evidence, events: Sequence[Event]) -> Iterator[Hit]:
                 "symbol": symbol,
                 "message": str(event.data.get("message") or event.text)[:300],
             }
-            yield Hit(event.step, source=event.source, line=event.line, facts=facts)
+            yield Hit(event.step, event.step, source=event.source, line=event.line, facts=facts)
 
 
 @check(needs=["events:console"], facts=["library", "symbol", "message"])
