@@ -145,6 +145,7 @@ def test_the_points_of_all_lines_together_are_bounded(maker: Any) -> None:
 @pytest.mark.parametrize(("sample", "onset"), [("gf11-located", 61), ("gf24-silent", 92)])
 def test_an_onset_behind_the_last_logged_step_is_still_drawn(sample: str, onset: int) -> None:
     made = judged(sample)
+    assert made.primary is not None
     for chart in timeline(made.evidence, [made.primary], made.primary):
         assert chart.reach == (onset,)
         assert svg.span_of(chart)[1] == onset
