@@ -44,7 +44,7 @@ def _case(suite: ET.Element, report: Report, run: RunReport, verdict: VerdictRow
     elif verdict.outcome == "not_judged":
         needs = needs_in_words(gap.need for gap in verdict.missing).in_(words.language)
         advice = "\n".join(dict.fromkeys(gap.advice.in_(words.language) for gap in verdict.missing if gap.advice.en))
-        told = f"{words('not_judged')}; {words('missing')}: {needs}" if verdict.testable else words("no_test")
+        told = f"{words('not_judged')}. {words('missing')}: {needs}" if verdict.testable else words("no_test")
         _told(case, "skipped", told, advice)
     elif report.fails(verdict):
         kind = f"{verdict.severity} {verdict.strength}"

@@ -127,8 +127,9 @@ class _Writer:
         quoted = f": {self.code(run.ending.text)}" if run.ending.text else ""
         yield fact("ending", f"{words(run.ending.kind)}{quoted}{f' ({where})' if where else ''}")
         if run.last_good_checkpoint:
-            yield fact("last_good", code(run.last_good_checkpoint))
-        yield fact("record", f"{words.steps(run)}, {words.count('attempts', run.attempts)}")
+            path = run.last_good_checkpoint
+            yield fact("last_good", words("folder_itself") if path == "." else code(path))
+        yield fact("record", words.record(run))
 
     def next(self, verdict: VerdictRow, sub: str) -> Iterator[str]:
         """The next action, and how to verify the verdict."""

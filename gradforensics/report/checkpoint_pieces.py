@@ -29,7 +29,7 @@ class CheckpointPieces(Tables):
         bad = words("not_measured") if row.nonfinite is None else f"{row.nonfinite:,}"
         return tag(
             "tr",
-            tag("td", joined([tag("code", shorten(row.path, 160)), good])),
+            tag("td", joined([self.words.checkpoint(row.path), good])),
             cell(number(row.step)),
             evidence(shorten(row.format, 80), name="td"),
             tag("td", complete),

@@ -150,6 +150,14 @@ class PageWords:
         """The steps that the record covers."""
         return self.of(lambda words: words.steps(run))
 
+    def record(self, run: RunReport) -> Markup:
+        """What the record covers: steps and attempts."""
+        return self.of(lambda words: words.record(run))
+
+    def checkpoint(self, path: str) -> Markup:
+        """The path of a checkpoint in its run; that of the run's own folder in words."""
+        return self("folder_itself") if path == "." else tag("code", shorten(path, 160))
+
 
 class Tables:
     """Tables of one page. The pieces of its sections build on it."""

@@ -190,7 +190,7 @@ class SettingRow:
     @property
     def conspicuous(self) -> bool:
         """Whether a reader should look at it first."""
-        return bool(self.rules) or self.overridden or self.there is not None
+        return bool(self.rules) or (self.overridden and self.value is not None) or self.there is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class ScreenPieces(FindingPieces):
     def last_good(self, run: RunReport) -> Markup:
         """The checkpoint to go back to, or why there is none."""
         if run.last_good_checkpoint:
-            return tag("code", run.last_good_checkpoint)
+            return self.words.checkpoint(run.last_good_checkpoint)
         return self.words("no_good" if run.checkpoints else "no_checkpoint")
 
     def others(self, run: RunReport, anchor: str) -> Markup:

@@ -59,9 +59,7 @@ def _overview(pen: Pen, report: Report) -> None:
 
 def _run(pen: Pen, run: RunReport) -> None:
     words = pen.words
-    pen.lines.append(
-        f"{pen.paint(flat(run.name), 'bold')} ({words.steps(run)}, {words.count('attempts', run.attempts)})"
-    )
+    pen.lines.append(f"{pen.paint(flat(run.name), 'bold')} ({words.record(run)})")
     if run.primary is None:
         pen.lines.append(pen.paint(words.headline(run), "green" if run.calm else "yellow"))
     for verdict in run.findings:
@@ -70,7 +68,8 @@ def _run(pen: Pen, run: RunReport) -> None:
         pen.row(pen.words("t_chain"), "; ".join(f"{cause} -> {effect}" for cause, effect in run.chain))
     _ending(pen, run)
     if run.last_good_checkpoint:
-        pen.row(pen.words("t_last_good"), run.last_good_checkpoint)
+        path = run.last_good_checkpoint
+        pen.row(words("t_last_good"), words("folder_itself") if path == "." else path)
     _drain(pen, run)
     if run.baselines and run.compared is None:
         why = f"{words('baselines_why')}; {words('baselines_how')}"

@@ -183,6 +183,10 @@ class Words:
         """The steps that the record covers."""
         return self("no_steps") if run.steps is None else self("steps", first=run.steps[0], last=run.steps[1])
 
+    def record(self, run: RunReport) -> str:
+        """What the record covers: steps and attempts."""
+        return self("record_of", steps=self.steps(run), attempts=self.count("attempts", run.attempts))
+
 
 def ordered_chain(chain: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
     """The edges grouped by cause, causes in the order of the edges: [("GF05", ["GF11", "GF12"]), ...]."""

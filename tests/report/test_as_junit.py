@@ -51,8 +51,8 @@ def test_every_rule_is_a_test_case(sick: Diagnosis) -> None:
         "Fix: Second fix",
         "How to verify: gradforensics analyze runs/exp-7 --set onset=120",
     ]
-    assert found["GF20"][0].get("message") == "not judged; Missing: eval/accuracy"
-    assert found["GF20"][0].text == "not judged; Missing: eval/accuracy\nLog accuracy of the evaluation."
+    assert found["GF20"][0].get("message") == "not judged. Missing: eval/accuracy"
+    assert found["GF20"][0].text == "not judged. Missing: eval/accuracy\nLog accuracy of the evaluation."
     assert found["GF27"][0].get("message") == "not judged: this version has no test for it"
     assert found["GF05"].get("classname") == "runs/exp-7.learning-rate"
 

@@ -52,6 +52,8 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "truncated": ("stops before its planned end, no reason given", "在计划结束前中断，原因不明"),
     "unknown": ("the record does not say", "记录未说明"),
     "record": ("Record", "记录"),
+    "record_of": ("{steps}, {attempts}", "{steps}，{attempts}"),
+    "folder_itself": ("the run folder itself", "运行目录本身"),
     "steps": ("steps {first} to {last}", "第 {first} 至 {last} 步"),
     "no_steps": ("no steps logged", "没有步数记录"),
     "attempts": ("{n} attempts", "{n} 次启动"),
