@@ -88,23 +88,25 @@ def _filled(text: str, depth: int) -> str | None:
 
 
 def _candidates(text: str) -> Iterator[_Template]:
-    """The templates whose rarest word stands in the text."""
+    """The templates whose words all stand in the text: only they are worth compiling."""
     by_word = _index()
-    for word in dict.fromkeys(_WORD.findall(text)):
-        yield from map(_compiled, by_word.get(word.lower(), ()))
+    words = {word.lower(): None for word in _WORD.findall(text)}
+    for word in words:
+        yield from (_compiled(one) for one, needed in by_word.get(word, ()) if needed <= words.keys())
 
 
 @functools.cache
-def _index() -> Mapping[str, Sequence[str]]:
-    """The entries with placeholders, each by that word of its text which is the rarest in the catalogue."""
+def _index() -> Mapping[str, Sequence[tuple[str, frozenset[str]]]]:
+    """The entries with placeholders and their words, each by that one which is the rarest in the catalogue."""
     templates = {english: _words(english) for english in CATALOGUE if PLACEHOLDER.search(english)}
     counts: dict[str, int] = {}
     for words in templates.values():
         for word in words:
             counts[word] = counts.get(word, 0) + 1
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[tuple[str, frozenset[str]]]] = {}
     for english, words in templates.items():
-        found.setdefault(min(words, key=lambda word: (counts[word], word)), []).append(english)
+        rarest = min(words, key=lambda word: (counts[word], word))
+        found.setdefault(rarest, []).append((english, frozenset(words)))
     return found
 
 
