@@ -4,6 +4,8 @@ import pytest
 
 from gradforensics.diagnosis.checks import hardware
 from gradforensics.diagnosis.examples import evidence_of
+from gradforensics.diagnosis.judge import judge
+from gradforensics.diagnosis.rules import load_rules
 from gradforensics.diagnosis.vocabulary import Missing
 
 LOSS = {"loss": "decay(4.2, 3.0, 100)"}
@@ -134,3 +136,13 @@ def test_heat_without_slow_steps_is_no_fault():
     assert isinstance(hardware.slowed_by_heat(evidence(hot), **limits), Missing)
     one_rank = evidence(hot, series={"step_time@0": "0.5*100", "step_time@1": "0.7*100"})
     assert listed(hardware.slowed_by_heat(one_rank, **limits))[0].facts["later"] == pytest.approx(0.7)
+
+
+def test_a_host_without_a_name_is_that_of_the_file_which_shows_the_fault():
+    (rule,) = [one for one in load_rules() if one.id == "GF26"]
+    unnamed = judge(rule, evidence(xid(119)))
+    source = unnamed.holdings[0].hits[0].source
+    assert unnamed.facts["host"] is None
+    assert unnamed.texts("en").what.startswith(f"Host of {source}, GPU 0000:3b:00: Xid 119")
+    assert f"（见 {source}）" in unnamed.texts("zh").fix[0]
+    assert judge(rule, evidence({**xid(119), "host": "n7"})).texts("en").what.startswith("Host n7,")
