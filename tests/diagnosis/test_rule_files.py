@@ -4,6 +4,7 @@ import pytest
 
 from gradforensics.diagnosis.examples import check_example, values_of
 from gradforensics.diagnosis.rules import fill, load_rule, load_rules
+from gradforensics.diagnosis.vocabulary import Fact
 from gradforensics.errors import RuleError
 
 HEAD = """
@@ -148,7 +149,7 @@ def test_what_is_not_known_is_left_out_of_a_text(facts, told):
 
 def test_no_text_of_the_catalogue_on_a_host_shows_a_question_mark():
     rule = next(rule for rule in load_rules() if rule.id == "GF26")
-    unknown = {"what": "W", "message": "M", "count": 1, "onset": 3, "before": 1.0, "later": 2.0}
+    unknown: dict[str, Fact] = {"what": "W", "message": "M", "count": 1, "onset": 3, "before": 1.0, "later": 2.0}
     for variant in set(rule.variants) - {"silent-corruption"}:
         for language in ("en", "zh"):
             texts = rule.text(language, variant)
