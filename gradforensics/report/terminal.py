@@ -107,6 +107,8 @@ def _finding(pen: Pen, run: RunReport, verdict: VerdictRow) -> str:
 
 def _ending(pen: Pen, run: RunReport) -> None:
     ending = run.ending
+    if ending.kind == "unknown" and not ending.text:
+        return
     text = pen.words(ending.kind)
     if ending.text:
         told = message(ending.text).in_(pen.words.language)

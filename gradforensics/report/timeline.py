@@ -51,9 +51,10 @@ def timeline(
 ) -> tuple[Chart, ...]:
     """Loss, gradient norm, learning rate, loss scale and memory above each other; one chart per step unit.
 
-    Where none of them is logged, the first four series of the record stand in; what the leading case (the primary one,
-    else the first finding) names besides stands below. The onset of the primary case gets a chart of its own where that
-    is a part of the whole. points: of all lines of the whole; last_good: the path of the last good checkpoint.
+    Where none of them is logged, the first four series of the record stand in; what was logged at one step is not drawn
+    unless a finding speaks of it. The onset of the primary case gets a
+    chart of its own where that is a part of the whole. points: of all lines of the whole; last_good: the path of the
+    last good checkpoint.
     """
     lead = primary or next((v for v in findings if v.onset is not None), None)
     groups = _groups(evidence)
@@ -69,6 +70,8 @@ def timeline(
         seen = [v for v in findings if units[id(v)] == unit]
         main = next((v for v in seen if v is lead and v.onset is not None), None)
         whole = _span(panels)
+        if whole[0] == whole[1] and not seen:  # a single step: the table of the series tells it better
+            continue
         charts.append(_chart(evidence, panels, whole, limit, seen, main, last_good))
         if main is None or main is not primary:
             continue

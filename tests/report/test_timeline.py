@@ -46,6 +46,14 @@ def test_series_of_other_step_units_get_a_chart_of_their_own(maker: Any) -> None
     assert [(c.unit, c.names) for c in timeline(evidence, [], None)] == [("step", ("loss",)), ("epoch", ("eval/loss",))]
 
 
+def test_what_was_logged_at_one_step_is_drawn_only_where_a_finding_speaks_of_it(maker: Any) -> None:
+    evidence = Evidence("run")
+    maker.series(evidence, "loss", [3.0])
+    fired = maker.fired(maker.rule("GF11"), [Hit(1, None, "loss")])
+    assert timeline(evidence, [], None) == ()
+    assert len(timeline(evidence, [fired], fired)) >= 1
+
+
 def test_other_series_stand_in_where_none_of_the_known_ones_is_logged(maker: Any) -> None:
     evidence = Evidence("run")
     for name in ("reward", "kl", "entropy", "length", "more"):
