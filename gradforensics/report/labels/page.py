@@ -63,6 +63,10 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "next_time": ("To judge more", "若要判定更多"),
     "then_verify": ("Then verify", "然后验证"),
     "timeline": ("Timeline", "时间线"),
+    "one_step": (
+        "No series has two steps to draw a line between; the values stand in the table.",
+        "没有任何序列包含至少两个步，无法绘图；数值见下表。",
+    ),
     "no_series": ("No series was logged that could be drawn.", "没有可绘制的数据序列。"),
     "chain": ("Chain of consequences", "因果链"),
     "leads_to": ("leads to", "导致"),
