@@ -22,6 +22,7 @@ EPILOG = "Exit codes: 0 compared, whether they part or not; 2 usage error; 3 int
 @click.command(epilog=EPILOG)
 @click.argument("first", metavar="RUN_A", type=click.Path())
 @click.argument("second", metavar="RUN_B", type=click.Path())
+@click.option("-o", "output", type=click.Path(dir_okay=False), help="An HTML page of the comparison (default: none).")
 @click.option(
     "--output",
     "outputs",
@@ -54,6 +55,7 @@ EPILOG = "Exit codes: 0 compared, whether they part or not; 2 usage error; 3 int
 def compare(
     first: str,
     second: str,
+    output: str | None,
     outputs: Sequence[str],
     settings: Sequence[str],
     columns: Sequence[str],
@@ -75,7 +77,8 @@ def compare(
     from gradforensics.report.targets import targets
 
     inputs = inputs_of([first, second])
-    chosen = targets(inputs, wanted_of(outputs), FORMATS)
+    wanted = [*([("html", output)] if output is not None else []), *wanted_of(outputs)]
+    chosen = targets(inputs, wanted, FORMATS)
     facts, mapped = dict(pair(s, "--set") for s in settings), dict(pair(c, "--map") for c in columns)
     with Bar(language) as bar:
         here, there = (

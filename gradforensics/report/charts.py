@@ -24,7 +24,7 @@ _AS_LOGGED = {"memory_allocated", "memory_reserved", "memory_host"}  # bytes, GB
 _LINEAR = {"lr"}  # a schedule is read by its shape; on a log axis a linear decay to zero looks like a cliff
 
 
-Kind: TypeAlias = Literal["whole", "onset", "finding"]
+Kind: TypeAlias = Literal["whole", "onset", "finding", "two_runs"]
 """What a chart is of: a whole run, all its panels around the onset of the primary case, a series that a hit names."""
 
 

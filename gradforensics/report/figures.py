@@ -41,7 +41,7 @@ class Figures(Tables):
         first, last = (f"{end:.0f}" for end in svg.span_of(chart))
         if all(line.extent is None for panel in chart.panels for line in panel.lines):
             return self.words("chart_empty")
-        key = "chart_whole" if chart.kind == "whole" else "chart_onset"
+        key = {"whole": "chart_whole", "two_runs": "chart_two_runs"}.get(chart.kind, "chart_onset")
         told = self.words.of(lambda words: words(key, unit=words(chart.unit), first=first, last=last))
         if chart.kind != "finding":
             return told
@@ -66,7 +66,7 @@ class Figures(Tables):
             if band.primary and low <= band.last <= high:
                 yield "band", self.words.of(_onset(band))
         if any(not b.primary and low <= b.last <= high for b in chart.bands):
-            yield "other", self.words("key_other")
+            yield "other", self.words("key_parting" if chart.kind == "two_runs" else "key_other")
         if any(panel.bad for panel in chart.panels):
             yield "bad", self.words("key_bad")
         if chart.marks:

@@ -25,7 +25,7 @@ def overlay(here: Evidence, there: Evidence, found: Contrast) -> tuple[Chart, ..
     for one in ranked[:_PANELS]:
         units.setdefault(one.unit, []).append(one)
     return tuple(
-        Chart(tuple(_panel(here, there, one) for one in those), unit, _bands(found, unit))
+        Chart(tuple(_panel(here, there, one) for one in those), unit, "two_runs", _bands(found, unit))
         for unit, those in units.items()
     )
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 # key: (English, Chinese)
 LABELS: Mapping[str, tuple[str, str]] = {
     "chart_whole": ("Whole run ({unit} {first} to {last})", "整个运行（{unit} {first} 至 {last}）"),
+    "chart_two_runs": ("Both runs ({unit} {first} to {last})", "两次运行（{unit} {first} 至 {last}）"),
     "chart_onset": ("Around the onset ({unit} {first} to {last})", "起始附近（{unit} {first} 至 {last}）"),
     "chart_empty": ("No finite point", "没有有限值的点"),
     "chart_decimated": (
@@ -25,6 +26,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "key_onset": ("onset of {rule}: after {first}, by {last}", "{rule} 的起始：{first} 之后，不晚于 {last}"),
     "key_onset_at": ("onset of {rule}: {last}", "{rule} 的起始：{last}"),
     "key_onset_open": ("onset of {rule}: by {last}", "{rule} 的起始：不晚于 {last}"),
+    "key_parting": ("where the two runs part", "两次运行开始不同之处"),
     "key_other": ("onsets of other alarms", "其他警报的起始"),
     "key_attempt": ("a new attempt begins", "新的一次启动"),
     "key_redone": ("points that a later attempt replaced", "被后续启动取代的点"),
