@@ -468,9 +468,10 @@ def test_diff_of_a_parameter_that_became_nan_shows_it_first(here, save, torch, c
 # -- without torch ----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_needs_torch_or_safetensors(here, trained, torch, tmp_path):
+def test_nothing_needs_torch_or_safetensors(here, trained, torch, tmp_path, monkeypatch):
     from safetensors.torch import save_file
 
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")  # a report says when it was made
     run = trained("run", [1, 2])
     save_file({"w": torch.ones(2, 2)}, tmp_path / "run" / "checkpoint-2" / "model.safetensors")
     (run / "log.jsonl").write_text("\n".join(json.dumps({"step": s, "loss": 2 + 2 / s}) for s in range(1, 101)))

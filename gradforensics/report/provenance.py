@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,8 @@ from datetime import UTC, datetime
 
 from gradforensics import __version__
 from gradforensics.secrecy import without_secrets
+
+_DIGITS = 12  # of seconds since 1970 that a date can have
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +37,19 @@ def provenance(arguments: Sequence[str], *, options: Sequence[str] | None = None
     options: those of them that another analysis of the same evidence needs, with the name of the command.
     """
     return Provenance(
-        date=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        date=_now().isoformat(timespec="seconds").replace("+00:00", "Z"),
         command=_command(arguments),
         version=__version__,
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         again="" if options is None else _command(options),
     )
+
+
+def _now() -> datetime:
+    """The time, or what SOURCE_DATE_EPOCH says it is: with that, the same evidence gives the same bytes."""
+    told = os.environ.get("SOURCE_DATE_EPOCH", "")
+    return datetime.fromtimestamp(int(told), UTC) if told.isdecimal() and len(told) < _DIGITS else datetime.now(UTC)
 
 
 def _command(arguments: Sequence[str]) -> str:

@@ -71,3 +71,15 @@ def test_the_command_line_hands_over_what_was_typed(
     options = "--set vocab_size=9 --set 'api_key=***' --no-tensors"
     assert made["command"] == f"gradforensics analyze run {options} --output json=-"
     assert made["again"] == f"gradforensics analyze {options}"
+
+
+@pytest.mark.parametrize(("told", "date"), [("0", "1970-01-01T00:00:00Z"), ("1700000000", "2023-11-14T22:13:20Z")])
+def test_the_date_may_be_given_from_outside(monkeypatch: pytest.MonkeyPatch, told: str, date: str) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", told)
+    assert provenance([]).date == date
+
+
+@pytest.mark.parametrize("told", ["", "today", "-1", "9" * 30])
+def test_a_date_that_is_none_is_passed_over(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", told)
+    assert provenance([]).date >= "2026"
