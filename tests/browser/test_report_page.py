@@ -194,3 +194,25 @@ def test_the_page_of_a_comparison_holds_to_the_same(open_page: Callable[..., Any
         assert len(visit.requests) == 1
         assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert serious(visit.page) == []
+
+
+def test_the_filter_leaves_what_holds_its_words_and_escape_brings_all_back(open_page: Callable[..., Any]) -> None:
+    page = open_page(html_of("gf05-diverged")).page
+    section = page.locator("section").filter(has=page.locator(".filter")).first
+    rows = section.locator("tbody tr, li")
+    every, before = rows.count(), rows.filter(visible=True).count()
+    section.locator(".filter input").fill("GF11")
+    left = rows.filter(visible=True)
+    assert 0 < left.count() < before
+    assert all("gf11" in row.text_content().lower() for row in left.all())
+    told = section.locator(".filter output").inner_text()
+    assert told.endswith(f"/ {every}")
+    section.locator(".filter input").press("Escape")
+    assert rows.filter(visible=True).count() == before
+    assert section.locator(".filter output").inner_text() == ""
+
+
+def test_without_scripts_there_is_no_filter_that_does_nothing(open_page: Callable[..., Any]) -> None:
+    page = open_page(html_of("gf05-diverged"), java_script_enabled=False).page
+    assert page.locator(".filter").filter(visible=True).count() == 0
+    assert page.locator(".tools, .copy").filter(visible=True).count() == 0
