@@ -174,7 +174,8 @@ def _blind(pen: Pen, run: RunReport) -> None:
     advice = run.advice()
     if advice:
         line, rules = advice[0]
-        text += f". {line.in_(pen.words.language)} ({pen.words.helped(rules)})"
+        blank = "" if pen.words.language == "zh" else " "
+        text = f"{pen.words.sentence(text)}{blank}{line.in_(pen.words.language)} ({pen.words.helped(rules)})"
     pen.row(pen.words("t_blind"), text)
 
 
