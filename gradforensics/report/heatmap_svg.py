@@ -103,6 +103,19 @@ def draw(grid: Grid, quantity: Quantity, name: str, first: Language) -> str:
     return _Map(grid, quantity, name, first).render()
 
 
+def scale_key(scale: Scale, ramp: Sequence[str], x: float, y: float) -> tuple[list[str], float]:
+    """The colours of a scale from its lowest to its highest value, and where that ends."""
+    low, high = compact(scale.low), compact(scale.high)
+    out = [text(x, y, low)]
+    x += _LETTER * len(low) + 6
+    for place in range(CLASSES):
+        stroke = f'stroke="{ramp[place]}" stroke-width="11"'
+        out.append(f'<path class="h{place}" d="M{x + _SWATCH * place:.0f} {y - 4:.0f}h{_SWATCH}" {stroke}/>')
+    x += _SWATCH * CLASSES + 6
+    out.append(text(x, y, high))
+    return out, x + _LETTER * len(high) + 18
+
+
 class _Map:
     def __init__(self, grid: Grid, quantity: Quantity, name: str, first: Language) -> None:
         self.grid, self.quantity, self.name, self.first = grid, quantity, name, first
@@ -255,15 +268,8 @@ class _Map:
         """What the colours and symbols mean, as far as they are used, and where that ends."""
         x, out = 8.0, []
         if self.scale is not None:
-            low, high = compact(self.scale.low), compact(self.scale.high)
-            out.append(text(x, y, low))
-            x += _LETTER * len(low) + 6
-            for place in range(CLASSES):
-                stroke = f'stroke="{self.ramp[place]}" stroke-width="11"'
-                out.append(f'<path class="h{place}" d="M{x + _SWATCH * place:.0f} {y - 4:.0f}h{_SWATCH}" {stroke}/>')
-            x += _SWATCH * CLASSES + 6
-            out.append(text(x, y, high))
-            x += _LETTER * len(high) + 18
+            drawn, x = scale_key(self.scale, self.ramp, x, y)
+            out += drawn
         used = {self.kind(value) for row in self.rows for value in row}
         for kind, label in (("hz", "heat_zero"), ("hx", "heat_none")):
             if kind in used:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from gradforensics.languages import Language
-from gradforensics.report.heatmap_svg import CLASSES, both, cross, frame, hatch, safe, scale_of, text
+from gradforensics.report.heatmap_svg import both, cross, frame, hatch, safe, scale_key, scale_of, text
 from gradforensics.report.palette import LIGHT, RAMPS
 from gradforensics.report.pen import middle
 from gradforensics.report.ranks import RankRow, Ranks, State
@@ -108,15 +108,8 @@ class _Drawing:
             name = safe(middle(self.found.series, 24))
             out.append(text(x, y, name, kind="t1", fill=LIGHT["ink"], translate="no"))
             x += _LETTER * len(name) + 14
-            low, high = compact(self.scale.low), compact(self.scale.high)
-            out.append(text(x, y, low))
-            x += _LETTER * len(low) + 6
-            for place in range(CLASSES):
-                look = f'stroke="{RAMPS["h"][place]}" stroke-width="11"'
-                out.append(f'<path class="h{place}" d="M{x + 15 * place:.0f} {y - 4:.0f}h15" {look}/>')
-            x += 15 * CLASSES + 6
-            out.append(text(x, y, high))
-            x += _LETTER * len(high) + 18
+            drawn, x = scale_key(self.scale, RAMPS["h"], x, y)
+            out += drawn
         logged = any(seen and cell is None for row in self.rows for cell, seen in zip(row.cells, row.seen, strict=True))
         absent = any(not seen for row in self.rows for seen in row.seen)
         for kind, label, used in (("hz", "ranks_logged", logged), ("hx", "ranks_absent", absent)):
