@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 # The commands of this version. Rule files are written for all that the tool will have: a `verify` that needs another
 # command is not offered to a user who could not run it.
-COMMANDS = ("analyze", "scan", "compare", "diff", "replay", "env", "rules")
+COMMANDS = ("analyze", "scan", "compare", "diff", "replay", "env", "export", "rules")
 
 
 def __getattr__(name: str) -> Any:

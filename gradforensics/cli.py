@@ -13,9 +13,10 @@ import click
 
 from gradforensics import __version__
 from gradforensics.analyze_options import DEFAULT_OUTPUT, analyze_options
-from gradforensics.command_support import deliver, exit_code, harmless, inputs_of, pair, show, wanted_of
+from gradforensics.command_support import again, deliver, harmless, inputs_of, pair, show, wanted_of
 from gradforensics.compare_command import compare
 from gradforensics.errors import GradforensicsError, UsageError
+from gradforensics.export_command import export
 from gradforensics.language_option import language_option
 from gradforensics.progress_bar import Bar
 from gradforensics.replay_options import replay_options
@@ -90,6 +91,7 @@ def analyze(
     from gradforensics.ignore_file import read_ignores
     from gradforensics.report import FORMATS
     from gradforensics.report.build import build, places
+    from gradforensics.report.provenance import provenance
     from gradforensics.report.targets import targets
     from gradforensics.report.terminal import render
 
@@ -99,6 +101,7 @@ def analyze(
     chosen = targets([*inputs, *other], wanted, FORMATS, default=("html", DEFAULT_OUTPUT))
     facts, mapped = dict(pair(s, "--set") for s in settings), dict(pair(c, "--map") for c in columns)
     rules = load_rules(Path(rules_folder)) if rules_folder else load_rules(examples=False)
+    ignores = read_ignores(ignore, [*inputs, *other], rules)
     with Bar(language) as bar:
         found = gather(
             inputs,
@@ -328,6 +331,7 @@ def env(output: str | None, language: Language, force: bool) -> int:
 
 
 commands.add_command(compare)
+commands.add_command(export)
 commands.add_command(rules)
 
 

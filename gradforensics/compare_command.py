@@ -52,7 +52,9 @@ EPILOG = "Exit codes: 0 compared, whether they part or not; 2 usage error; 3 int
     help="Leave host names, user names, folders of paths and e-mail addresses out of all outputs.",
 )
 @click.option("--force", is_flag=True, help="Overwrite outputs that gradforensics did not write.")
+@click.pass_context
 def compare(
+    context: click.Context,
     first: str,
     second: str,
     output: str | None,
@@ -74,6 +76,7 @@ def compare(
     from gradforensics.report.comparison import FORMATS
     from gradforensics.report.comparison.model import build
     from gradforensics.report.comparison.terminal import render
+    from gradforensics.report.provenance import provenance
     from gradforensics.report.targets import targets
 
     inputs = inputs_of([first, second])
@@ -91,6 +94,10 @@ def compare(
         )
     made = provenance(context.obj or ())
     found = build(here, there, language=language, made=made)
+    if redact:
+        from gradforensics.report.redact import redacted_comparison
+
+        found = redacted_comparison(found, [here, there], inputs)
     rendered = [(target.path, FORMATS[target.format](found)) for target in chosen]
     deliver(rendered, partial(render, found), force=force)
     return 0

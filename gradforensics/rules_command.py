@@ -23,8 +23,8 @@ def rules() -> None:
 @click.option(
     "--rules", "folder", type=click.Path(file_okay=False), help="Rule files below this folder instead of the catalogue."
 )
-@click.option("--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True, help="Language of the texts.")
-def rules_list(folder: str | None, lang: str) -> int:
+@language_option
+def rules_list(folder: str | None, language: Language) -> int:
     """List every case: id, severity, slug, title."""
     from gradforensics.report.words import Words
 
@@ -40,8 +40,8 @@ def rules_list(folder: str | None, lang: str) -> int:
 @click.option(
     "--rules", "folder", type=click.Path(file_okay=False), help="Rule files below this folder instead of the catalogue."
 )
-@click.option("--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True, help="Language of the texts.")
-def rules_show(name: str, folder: str | None, lang: str) -> int:
+@language_option
+def rules_show(name: str, folder: str | None, language: Language) -> int:
     """Explain one case, by id (GF07) or slug."""
     known = load(folder)
     chosen = next((r for r in known if name.lower() in (r.id.lower(), r.slug)), None)

@@ -89,7 +89,7 @@ def test_a_run_is_judged_beside_a_baseline(here, run_of, tmp_path, capsys):
     compared = json.loads(out)["runs"][0]["compared"]
     assert compared["path"] == str(other)
     assert compared["differences"] == [{"key": "learning_rate", "here": 2e-3, "there": 1e-3}]
-    assert "compared    " in err
+    assert "1 setting differs: learning_rate" in err
     page = shown((here / "gradforensics-report.html").read_text())
     assert "Settings that differ from the compared run (1)" in page
     assert sum(s["path"] == "log.jsonl" for s in json.loads(out)["sources"]) == 2

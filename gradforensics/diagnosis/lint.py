@@ -150,9 +150,9 @@ def _told(rule: Rule) -> Iterator[_Translated]:
             if getattr(english, key):
                 yield _Translated(f"{key}{of}", Text(getattr(english, key), getattr(chinese, key)), key, table)
         for one in _listed(english.fix, chinese.fix):
-            yield _Told(f"fix{of}", one, one.zh[:30] or "fix", table)
+            yield _Translated(f"fix{of}", one, one.zh[:30] or "fix", table)
     if not all(map(is_command, rule.verify.en.splitlines())):
-        yield _Told("verify", rule.verify, "verify", "zh")
+        yield _Translated("verify", rule.verify, "verify", "zh")
     alarms = [one.zh for one in rule.false_alarms]
     for one in _listed([one.en for one in rule.false_alarms], alarms if any(alarms) else []):
         yield _Translated("false_alarms", one, one.zh[:30] or "false_alarms", "zh")

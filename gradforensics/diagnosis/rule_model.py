@@ -160,10 +160,11 @@ def fill(template: str, facts: Mapping[str, Fact], language: Language = "en", *,
     """Put facts into a text of this language; `run` is shell-quoted in commands.
 
     `[[ on host {host}]]` is left out where one of its facts is not known, `[[host {host}|the host]]` gives what stands
-    behind the bar; a fact outside of brackets that is not known shows as "?".
+    behind the bar; a fact outside of brackets that is not known is called so.
     """
     known = {k: v.in_(language) if isinstance(v, Text) else v for k, v in facts.items() if v is not None}
-    return _filled(_OPTIONAL.sub(lambda found: _optional(found, known), template), known, quote_run=quote_run)
+    text = _OPTIONAL.sub(lambda found: _optional(found, known), template)
+    return _filled(text, known, _UNKNOWN[language], quote_run=quote_run)
 
 
 def _optional(found: re.Match[str], known: Mapping[str, object]) -> str:
@@ -171,14 +172,14 @@ def _optional(found: re.Match[str], known: Mapping[str, object]) -> str:
     return found["text"] if names <= known.keys() else found["other"] or ""
 
 
-def _filled(template: str, known: Mapping[str, object], *, quote_run: bool) -> str:
+def _filled(template: str, known: Mapping[str, object], unknown: str, *, quote_run: bool) -> str:
     out: list[str] = []
     for literal, name, spec, _ in string.Formatter().parse(template):
         out.append(literal)
         if name is None:
             continue
         if name not in known:
-            out.append("?")
+            out.append(unknown)
         elif name == "run" and quote_run:
             out.append(shlex.quote(str(known[name])))
         else:

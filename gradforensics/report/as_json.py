@@ -7,9 +7,11 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from gradforensics.languages import Language
+from gradforensics.languages import Language, Text
+from gradforensics.report.comparison.contrast_data import contrast_data
+from gradforensics.report.heatmaps import Grid
 from gradforensics.report.messages import message
-from gradforensics.report.model import Report, RunReport, VerdictRow
+from gradforensics.report.model import Compared, Report, RunReport, VerdictRow
 from gradforensics.report.replays import ReplayRow, ResultRow
 
 SCHEMA = 1
@@ -72,7 +74,7 @@ def _run(run: RunReport, language: Language) -> dict[str, Any]:
         "events": [plain(asdict(event)) for event in run.events],
         "environment": [asdict(fact) for fact in run.environment],
         "baselines": list(run.baselines),
-        "compared": None if run.compared is None else plain(asdict(run.compared)),
+        "compared": None if run.compared is None else _compared(run.compared),
         "checkpoints": None
         if run.checkpoints is None
         else [said(plain(asdict(row)), language, "naming") for row in run.checkpoints.rows],

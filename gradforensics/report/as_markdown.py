@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from gradforensics.diagnosis.rule_model import is_command
 from gradforensics.languages import Text
 from gradforensics.report.markdown import block, code, code_cell, prose, table, within
 from gradforensics.report.messages import message
@@ -87,7 +88,7 @@ class _Writer:
         sub = "###" if not several else "####"
         yield f"{sub[:-1]} {code(run.name) + ': ' if several else ''}{prose(words.headline(run))}"
         if primary is None:
-            weaker = words.weaker(run)
+            weaker = words.clear_means(run)
             if weaker:
                 yield prose(weaker)
         else:

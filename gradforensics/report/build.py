@@ -11,15 +11,19 @@ from gradforensics.diagnosis import needs
 from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.diagnosis.frameworks import code_for, framework_of
 from gradforensics.diagnosis.judge import Verdict
-from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, LookAlike, Sign
+from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, LookAlike, Rule, Severity, Sign
 from gradforensics.diagnosis.setting_differences import differences
+from gradforensics.diagnosis.two_runs.contrast import contrast
 from gradforensics.diagnosis.vocabulary import Hit
 from gradforensics.languages import LANGUAGES, NOTHING, Language, Text, both
 from gradforensics.report.bracket import bracket
 from gradforensics.report.charts import zooms
 from gradforensics.report.checkpoints import checkpoints
+from gradforensics.report.circumstances import is_listed, setting_rows
 from gradforensics.report.comparison.overlay import overlay
 from gradforensics.report.data_rows import data_rows
+from gradforensics.report.drain import drain
+from gradforensics.report.heatmaps import checkpoint_grid, logged_grid
 from gradforensics.report.marked import Span, spans, window
 from gradforensics.report.model import (
     TOOL,
@@ -34,6 +38,9 @@ from gradforensics.report.model import (
     SeriesRow,
     VerdictRow,
 )
+from gradforensics.report.overview import WHOLE, by_weight, sparkline
+from gradforensics.report.provenance import Provenance
+from gradforensics.report.ranks import ranks
 from gradforensics.report.replays import ReplayRow, by_replay_alone, replayed_steps, replays, verified_fixes
 from gradforensics.report.timeline import TIMELINE_POINTS, timeline
 from gradforensics.report.unnamed import unnamed_loss
@@ -71,7 +78,23 @@ def build(
     quoted = zip(diagnoses, lines or [{}] * len(diagnoses), strict=True)
     runs = [_run(d, points, quotes, whole=id(d) in whole) for d, quotes in quoted]
     runs = [replace(run, baselines=_baselines(run, runs)) for run in runs]
-    return Report(TOOL, language, tuple(runs), tuple(sources), made)
+    rules = {v.rule.id: v.rule for d in diagnoses for v in d.verdicts}
+    return Report(TOOL, language, tuple(runs), tuple(sources), tuple(_rule(r) for r in rules.values()), fail_on, made)
+
+
+def _rule(rule: Rule) -> RuleRow:
+    texts = {language: rule.text(language) for language in LANGUAGES}
+    return RuleRow(
+        rule=rule.id,
+        slug=rule.slug,
+        family=rule.family,
+        severity=rule.severity,
+        title=both(lambda language: texts[language].title),
+        why=both(lambda language: texts[language].why),
+        fix=tuple(map(Text, texts["en"].fix, texts["zh"].fix)),
+        false_alarms=rule.false_alarms,
+        references=rule.references,
+    )
 
 
 def _baselines(run: RunReport, runs: Sequence[RunReport]) -> tuple[str, ...]:
@@ -93,7 +116,8 @@ def _baselines(run: RunReport, runs: Sequence[RunReport]) -> tuple[str, ...]:
     return tuple(name for *_, name in sorted(found)[:_BASELINES])
 
 
-def _run(diagnosis: Diagnosis, points: int, lines: Mapping[Place, str]) -> RunReport:
+def _run(diagnosis: Diagnosis, points: int, lines: Mapping[Place, str], *, whole: bool) -> RunReport:
+    """The report on one run; without its charts where a page of many runs does not show the whole of it."""
     evidence = diagnosis.evidence
     titles = {v.rule.id: _title(v) for v in diagnosis.verdicts}
     told = replays(evidence)
@@ -102,7 +126,11 @@ def _run(diagnosis: Diagnosis, points: int, lines: Mapping[Place, str]) -> RunRe
     fixes = verified_fixes(diagnosis)
     onset = None if diagnosis.primary is None else diagnosis.primary.onset
     rows = {
-        v.rule.id: replace(_verdict(v, evidence, onset, titles, quotes), verified=fixes.get(v.rule.id, ()))
+        v.rule.id: replace(
+            _verdict(v, evidence, onset, titles, quotes),
+            verified=fixes.get(v.rule.id, ()),
+            charts=zooms(evidence, v) if whole and v.outcome == "fired" else (),
+        )
         for v in diagnosis.verdicts
     }
     primary = None if diagnosis.primary is None else rows[diagnosis.primary.rule.id]
@@ -134,7 +162,9 @@ def _run(diagnosis: Diagnosis, points: int, lines: Mapping[Place, str]) -> RunRe
         replays=told,
         compared=_compared(evidence),
         data=data_rows(evidence),
-        timeline=timeline(evidence, weighed, diagnosis.primary, points) if whole else (),
+        timeline=timeline(evidence, weighed, diagnosis.primary, points, diagnosis.last_good_checkpoint)
+        if whole
+        else (),
         loss=sparkline(evidence),
         path=evidence.path,
         whole=whole,
@@ -230,9 +260,66 @@ def _verdict(
         judged_signs=verdict.judged_signs,
         testable=bool(rule.signs),
         code=code_for(_framework(evidence), rule.code(verdict.variant)) if fired else (),
+        excluded=look_alikes(looked_at),
+        by_eye=look_alikes(by_eye),
         replayed=replayed_steps(verdict, evidence),
         by_replay_alone=by_replay_alone(verdict),
+        ignored=verdict.ignored,
     )
+
+
+def _other_look_alikes(verdict: Verdict) -> tuple[list[LookAlike], list[LookAlike]]:
+    """Of a fired verdict, the look-alikes that a test excluded, and those that no test knows of."""
+    holding = {one.sign.name for one in verdict.holdings}
+    told = (*verdict.refuted_by, *verdict.not_excluded)
+    concerned = [
+        one
+        for one in verdict.rule.look_alikes
+        if one not in told and (not one.signs or holding.intersection(one.signs))
+    ]
+    if not holding:
+        return [], []
+    return [one for one in concerned if one.unless is not None], [one for one in concerned if one.unless is None]
+
+
+class _Quotes:
+    """The lines of the evidence that hits name: of events and replays as they were read, others as `lines` has them."""
+
+    def __init__(self, evidence: Evidence, told: Sequence[ReplayRow], lines: Mapping[Place, str]) -> None:
+        self._events = {(e.source, e.line): e for e in evidence.events or [] if e.line is not None}
+        self._replays = {(one.source, one.line): one.told for replay in told for one in replay.results}
+        self._lines = lines
+
+    def row(self, sign: Sign, hit: Hit) -> HitRow:
+        """A hit with what its line says."""
+        place = (hit.source or "", hit.line or 0)
+        event = self._events.get(place)
+        text = self._replays.get(place) or (event.text if event else self._lines.get(place, ""))
+        text = window(text, _spans(text, hit), _EXCERPT)
+        return HitRow(
+            sign=sign.name,
+            strength=sign.strength,
+            series=hit.series,
+            tag=hit.tag,
+            step=hit.step,
+            after=hit.after,
+            value=hit.value,
+            source=hit.source,
+            line=hit.line,
+            tensor=hit.tensor,
+            facts=dict(hit.facts),
+            excerpt=text,
+            marked=tuple(_spans(text, hit)),
+            rank=event.rank if event else None,
+            host=event.host if event else None,
+        )
+
+
+def _spans(text: str, hit: Hit) -> list[Span]:
+    """What to mark in the line of a hit: its value; facts where it has none or, without a step, names a share."""
+    names = tuple(filter(None, (hit.tag, hit.series)))
+    found = spans(text, hit.value, names, hit.facts)
+    return found if found or hit.step is not None else spans(text, None, facts=hit.facts)
 
 
 def _framework(evidence: Evidence) -> str:

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from gradforensics.report.markup import Tables, chip, joined, soft, tag
 from gradforensics.report.model import RunReport, VerdictRow
+from gradforensics.report.need_words import needs_in_words
 
 CASES = frozenset(f"GF{n:02}" for n in range(1, 28))
 """The cases of the article that the catalogue reconstructs."""

@@ -148,7 +148,7 @@ class CircumstancePieces(Tables):
             places = [where(*place) for place in dict.fromkeys(kind.places[:_PLACES])]
             more = len(kind.places) - _PLACES
             told = [joined(places, ", "), self.words.count("and_places", more) if more > 0 else ""]
-            items.append(tag("li", joined([p for p in told if p]), " ", shorten(kind.text, 400)))
+            items.append(tag("li", joined([p for p in told if p]), " ", self.words.message(kind.text, 400)))
         return tag("ul", *items, kind="plain notices") + self.cut(len(found), NOTICES)
 
     # -- the inventory -------------------------------------------------------------------------------------------------
@@ -173,10 +173,13 @@ class CircumstancePieces(Tables):
 
     def _read_as(self, source: Source) -> Markup:
         if source.reader is None:
-            reason = source.remark or self.words("no_reader")
+            reason = self._remark(source) if source.remark else self.words("no_reader")
             return joined([tag("b", self.words("unread")), ": ", reason], "")
         reader = tag("code", source.reader)
-        return joined([reader, soft(source.remark)]) if source.remark else reader
+        return joined([reader, soft(self._remark(source))]) if source.remark else reader
+
+    def _remark(self, source: Source) -> Markup:
+        return self.words.message(source.remark, 400)
 
 
 def conspicuous(run: RunReport) -> list[SettingRow]:

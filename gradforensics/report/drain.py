@@ -11,6 +11,7 @@ from gradforensics.diagnosis.causes import Diagnosis
 from gradforensics.diagnosis.judge import Verdict
 from gradforensics.diagnosis.rules import SEVERITIES, STRENGTHS, Severity, Strength
 from gradforensics.diagnosis.vocabulary import Fact
+from gradforensics.languages import Text
 from gradforensics.report.ranks import COMMUNICATION, HARDWARE, STRAGGLER, failure_told, hits, numbers, rank_hosts
 from gradforensics.tables import Evidence
 
@@ -84,7 +85,7 @@ def _hardware(verdict: Verdict | None, hosts: Mapping[int, str]) -> list[Drain]:
 
 
 def _text(fact: Fact) -> str:
-    return "" if fact is None else str(fact)
+    return fact.en if isinstance(fact, Text) else "" if fact is None else str(fact)
 
 
 def _silent(evidence: Evidence, verdict: Verdict | None, hosts: Mapping[int, str]) -> list[Drain]:

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from markupsafe import Markup, escape
 
+from gradforensics.diagnosis.rule_model import is_command
 from gradforensics.diagnosis.vocabulary import Fact
+from gradforensics.languages import Text
 from gradforensics.report.markup import Tables, chip, evidence, joined, soft, tag, where
 from gradforensics.report.model import HitRow, LookAlikeRow, SignRow, VerdictRow
-from gradforensics.report.words import is_command, number, shorten
+from gradforensics.report.words import number, shorten
 
 HITS, HITS_OF_SEVERAL = 12, 4
 """Hits that a page shows of the only sign, and of each of several; the JSON report has them all."""
@@ -49,7 +51,9 @@ class FindingPieces(Tables):
     def _sign(self, sign: SignRow, most: int) -> Markup:
         name = tag("h4", evidence(sign.name.replace("_", " ")), " ", chip(self.words(sign.strength), sign.strength))
         hits = tag("ul", *(tag("li", self._hit(hit)) for hit in sign.hits[:most]), kind="plain hits")
-        return tag("div", name, _facts(sign.hits[0]), hits, self.cut(len(sign.hits), most, "more_hits"), kind="sign")
+        return tag(
+            "div", name, self._facts(sign.hits[0]), hits, self.cut(len(sign.hits), most, "more_hits"), kind="sign"
+        )
 
     def _hit(self, hit: HitRow) -> Markup:
         quoted = tag("pre", marked(hit), kind="excerpt") if hit.excerpt else ""
@@ -81,14 +85,11 @@ class FindingPieces(Tables):
 
     def lacked(self, verdict: VerdictRow) -> Markup:
         """What further signs of the case needed to see, each with how to have it next time."""
-        items = [
-            tag("li", joined([one for one in (self.words.named(g.told), soft(self.words.text(g.advice))) if one]))
-            for g in verdict.missing
-        ]
+        items = [tag("li", self._lack(g.told, g.advice)) for g in verdict.missing]
         return tag("p", self.words("lacked"), self.words("colon")) + tag("ul", *items)
 
     def _lack(self, told: Text, advice: Text) -> Markup:
-        needed = self.words.text(told)
+        needed = self.words.named(told)
         if not advice.en:
             return needed
         return joined([joined([needed, self.words("colon")], ""), soft(self.words.text(advice))])
@@ -128,13 +129,6 @@ def marked(hit: HitRow) -> Markup:
         parts += [hit.excerpt[done:start], tag("mark", hit.excerpt[start:end])]
         done = end
     return joined([*parts, hit.excerpt[done:]], "")
-
-
-def _facts(hit: HitRow) -> Markup:
-    """What the check read there, apart from what the quoted line says."""
-    told = [(name, shorten(number(value), 80)) for name, value in _new(hit.facts, hit.excerpt).items()]
-    spans = (tag("span", name.replace("_", " "), " ", tag("b", value), kind="fact") for name, value in told)
-    return tag("p", joined(spans), kind="read", translate="no") if told else Markup("")
 
 
 def _new(facts: Mapping[str, Fact], excerpt: str) -> dict[str, Fact]:

@@ -14,13 +14,17 @@ from markupsafe import Markup
 from gradforensics.languages import Language, Text
 from gradforensics.report import palette
 from gradforensics.report.bracket_pieces import BracketPieces
+from gradforensics.report.catalogue_pieces import CataloguePieces
 from gradforensics.report.chain_svg import ChainDrawing
 from gradforensics.report.charts import Chart
 from gradforensics.report.checkpoint_pieces import CheckpointPieces
+from gradforensics.report.circumstances_pieces import CircumstancePieces
 from gradforensics.report.comparison.pieces import ContrastPieces
+from gradforensics.report.data_block import data_block
 from gradforensics.report.data_pieces import DataPieces
+from gradforensics.report.figures import Figures
 from gradforensics.report.heatmap_pieces import HeatmapPieces
-from gradforensics.report.markup import PageWords, tag, visible
+from gradforensics.report.markup import PageWords, visible
 from gradforensics.report.model import Report
 from gradforensics.report.overview_pieces import OverviewPieces
 from gradforensics.report.pieces import Pieces
@@ -34,8 +38,11 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 # joined in this order; page.css and page.js come last and may rely on the others
-_STYLES = ("charts.css", "chain.css", "findings.css", "page.css", "print.css")
-_SCRIPTS = ("charts.js", "page.js")
+_STYLES = (
+    "charts.css", "chain.css", "findings.css", "comparison.css", "heatmaps.css", "ranks.css",
+    "page.css", "sections.css", "print.css",
+)  # fmt: skip
+_SCRIPTS = ("charts.js", "filter.js", "page.js")
 
 
 @cache
@@ -119,8 +126,15 @@ def render(report: Report) -> str:
             b=BracketPieces(words),
             r=ReplayPieces(words),
             d=DataPieces(words),
-            k=ContrastPieces(words),
+            h=HeatmapPieces(words),
+            n=RankPieces(words),
+            k=CataloguePieces(words),
+            m=CircumstancePieces(words),
+            o=OverviewPieces(words),
+            embedded=data_block(report),
+            x=ContrastPieces(words),
             draw=draw,
+            tools=figures.tools(),
             chain=lambda run, anchor: ChainDrawing(words, run, anchor).svg(),
             sections=sections,
             ordered_chain=ordered_chain,

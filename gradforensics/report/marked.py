@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from gradforensics.diagnosis.vocabulary import Fact
+from gradforensics.languages import Text
 
 Span = tuple[int, int]
 _NUMBER = re.compile(
@@ -66,7 +67,7 @@ def _merit(text: str, found: re.Match[str], value: float, names: tuple[str, ...]
 def _of_facts(text: str, facts: Mapping[str, Fact]) -> list[Span]:
     found: list[Span] = []
     for fact in facts.values():
-        told = "" if fact is None or isinstance(fact, bool) else str(fact)
+        told = "" if fact is None or isinstance(fact, (bool, Text)) else str(fact)
         if len(told) < 2 or "\n" in told or len(told) > len(text) // 2:
             continue
         match = re.search(rf"(?<![\w.]){re.escape(told)}(?![\w])", text)

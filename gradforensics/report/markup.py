@@ -12,8 +12,6 @@ from gradforensics.report.messages import message
 from gradforensics.report.model import RunReport, VerdictRow
 from gradforensics.report.words import Words, place, printable, shorten
 
-_NEED = 400  # letters of what a check lacked
-
 
 def visible(value: Any) -> Any:
     """What may be put into the page: text with its control characters spelled out; markup of our own as it is."""
@@ -54,11 +52,6 @@ def joined(parts: Iterable[object], between: str = " ") -> Markup:
 def where(source: str | None, line: int | None) -> Markup:
     """`source:line` as code; empty where no source is known."""
     return tag("code", shorten(place(source, line), 160), kind="where") if source else Markup("")
-
-
-def evidence(text: str) -> Markup:
-    """A name out of the tool's own vocabulary or out of the evidence, which no language translates."""
-    return tag("code", text, kind="name")
 
 
 def chip(text: object, kind: str = "") -> Markup:
@@ -121,10 +114,6 @@ class PageWords:
             if told.zh
             else evidence(shorten(english, limit))
         )
-
-    def need(self, need: str) -> Markup:
-        """What a check lacked: a need as the rule language writes it, or a message."""
-        return self.message(need, _NEED) if message(need).zh else tag("code", need, kind="need")
 
     def __call__(self, key: str, **facts: Any) -> Markup:
         """The label `key`, its placeholders filled in."""

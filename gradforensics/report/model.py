@@ -98,7 +98,10 @@ class Gap:
 class VerdictRow:
     """One rule's verdict with its texts.
 
-    what, fix, code and verify are empty unless the rule fired. testable: whether this version has a test for the rule.
+    what, fix, code and verify are empty unless the rule fired. testable: whether this version has a test
+    for the rule.
+    refuted_by: look-alikes whose tell holds; excluded: those whose tell was tested and does not hold; not_excluded:
+    those whose tell could not be tested; by_eye: those whose tell is for the reader, no test of this version knows it.
     verified: what a replay changed to make the failure go away; replayed: the steps whose replay judged signs of it;
     by_replay_alone: whether nothing else did. ignored: the reason in the user's ignore file, empty where it counts.
     """
@@ -127,6 +130,8 @@ class VerdictRow:
     judged_signs: tuple[str, ...]
     testable: bool
     code: tuple[Code, ...] = ()
+    excluded: tuple[LookAlikeRow, ...] = ()
+    by_eye: tuple[LookAlikeRow, ...] = ()
     verified: tuple[ResultRow, ...] = ()
     replayed: tuple[int, ...] = ()
     by_replay_alone: bool = False
@@ -255,7 +260,6 @@ class RunReport:
     pair: PairAdvice | None = None
     replays: tuple[ReplayRow, ...] = ()
     data: tuple[DataRow, ...] | None = None
-    path: str = ""
     timeline: tuple[Chart, ...] = field(default=(), compare=False)
     loss: Line | None = field(default=None, compare=False)
     path: str = ""
@@ -268,9 +272,19 @@ class RunReport:
         return tuple(v for v in self.findings if v.alarm)
 
     @property
+    def ignored(self) -> tuple[VerdictRow, ...]:
+        """The findings that the user's ignore file silences."""
+        return tuple(v for v in self.findings if v.ignored)
+
+    @property
+    def weaker(self) -> tuple[VerdictRow, ...]:
+        """The findings below alarm level that are not ignored."""
+        return tuple(v for v in self.findings if not v.alarm and not v.ignored)
+
+    @property
     def suspicions(self) -> tuple[VerdictRow, ...]:
         """The findings that would be alarms if they were more than suspected."""
-        return tuple(v for v in self.findings if not v.alarm and v.severity in ("S1", "S2"))
+        return tuple(v for v in self.findings if not v.alarm and not v.ignored and v.severity in ("S1", "S2"))
 
     @property
     def broke_off(self) -> bool:
@@ -331,10 +345,26 @@ class RuleRow:
 
 @dataclass(frozen=True)
 class Report:
-    """All runs of one analysis, and every file that was looked at. made: when and how, where that is known."""
+    """All runs of one analysis, every file that was looked at, and the rules that judged.
+
+    fail_on: from this severity on a proven or probable finding fails the analysis. made: when and how, where that is
+    known.
+    """
 
     tool: str
     language: Language
     runs: tuple[RunReport, ...]
     sources: tuple[Source, ...]
+    rules: tuple[RuleRow, ...] = ()
+    fail_on: Severity = "S2"
     made: Provenance | None = None
+
+    def fails(self, verdict: VerdictRow) -> bool:
+        """Whether a verdict fails the analysis: proven or probable, at least as grave as `fail_on`, not ignored."""
+        fired = verdict.outcome == "fired" and verdict.strength != "suspect" and not verdict.ignored
+        return fired and verdict.severity is not None and verdict.severity <= self.fail_on
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a verdict fails the analysis, else 0."""
+        return int(any(self.fails(verdict) for run in self.runs for verdict in run.verdicts))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from gradforensics.diagnosis import needs
 from gradforensics.languages import Text, both
 from gradforensics.report.labels.needs import LABELS
+from gradforensics.report.messages import message
 from gradforensics.report.words import Words
 
 BASELINE = "baseline:"

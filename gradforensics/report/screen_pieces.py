@@ -8,8 +8,10 @@ from markupsafe import Markup
 
 from gradforensics.report.finding_pieces import FindingPieces
 from gradforensics.report.markup import chip, evidence, joined, soft, tag, where
+from gradforensics.report.messages import message
 from gradforensics.report.model import RunReport, SignRow, VerdictRow
 from gradforensics.report.need_words import needs_in_words
+from gradforensics.report.words import shorten
 
 _SIGNS, _QUIET, _LOOK_ALIKES, _SUSPICIONS, _ALARMS, _CLEAR = 3, 4, 2, 3, 4, 12
 
@@ -34,7 +36,8 @@ class ScreenPieces(FindingPieces):
     def ending(self, run: RunReport) -> Markup:
         """How the run ended, with the line that shows it."""
         told = [joined([self.words(run.ending.kind), self.words("colon") if run.ending.text else ""], "")]
-        quoted = tag("q", run.ending.text[:160], "…" if len(run.ending.text) > 160 else "") if run.ending.text else ""
+        text = run.ending.text
+        quoted = self.words.message(text, 160) if message(text).zh else tag("q", shorten(text, 160)) if text else ""
         return joined([p for p in (*told, quoted, where(run.ending.source, run.ending.line)) if p])
 
     def last_good(self, run: RunReport) -> Markup:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gradforensics.diagnosis.rule_model import is_command
+from gradforensics.report.comparison import told
 from gradforensics.report.messages import message
 from gradforensics.report.model import Compared, Report, RunReport, VerdictRow
 from gradforensics.report.overview import by_weight
 from gradforensics.report.pen import Pen, flat
 from gradforensics.report.replays import ReplayRow
 from gradforensics.report.tensors import would_run
-from gradforensics.report.words import Words, place, shorten
+from gradforensics.report.words import Words, place, ranges, shorten
 
 _OVERVIEW = 50  # runs that the overview lists
 _TOLD = 5  # of several runs, those that are told in full: the gravest
@@ -62,6 +64,8 @@ def _run(pen: Pen, run: RunReport) -> None:
     pen.lines.append(f"{pen.paint(flat(run.name), 'bold')} ({words.record(run)})")
     if run.primary is None:
         pen.lines.append(pen.paint(words.headline(run), "green" if run.calm else "yellow"))
+        if run.ignored:
+            pen.lines.append(words.sentence(words.count("ignored_n", len(run.ignored))))
     for verdict in run.findings:
         pen.lines.append(_finding(pen, run, verdict))
     if run.chain:
@@ -115,6 +119,25 @@ def _ending(pen: Pen, run: RunReport) -> None:
         text += f": {' '.join(told.split())[:200]}"
     where = place(ending.source, ending.line)
     pen.row(pen.words("t_ended"), f"{text} ({where})" if where else text)
+
+
+def _drain(pen: Pen, run: RunReport) -> None:
+    """The nodes to drain, each with the finding that names it and the line that tells it.
+
+    Those with an error that ended nothing can wait for the page.
+    """
+    words, told = pen.words, []
+    nodes = [one for one in run.drain if one.reason != "outlived"]
+    for one in nodes[:_NODES]:
+        node = one.host
+        if node is None:
+            known = words("t_drain_ranks", ranks=ranges(one.ranks))
+            node = known if one.ranks else words("t_drain_file", source=one.source)
+        told.append(f"{node}: {one.rule}, {place(one.source, one.line)}")
+    if len(nodes) > _NODES:
+        told.append(words("and_more", n=len(nodes) - _NODES))
+    if told:
+        pen.row(words("t_drain"), "; ".join(told), colour="red")
 
 
 def _contrast(pen: Pen, compared: Compared) -> None:

@@ -52,9 +52,9 @@ def timeline(
     """Loss, gradient norm, learning rate, loss scale and memory above each other; one chart per step unit.
 
     Where none of them is logged, the first four series of the record stand in; what was logged at one step is not drawn
-    unless a finding speaks of it. The onset of the primary case gets a
-    chart of its own where that is a part of the whole. points: of all lines of the whole; last_good: the path of the
-    last good checkpoint.
+    unless a finding speaks of it. What the leading case (the primary one, else the first finding) names besides stands
+    below. The onset of the primary case gets a chart of its own where that is a part of the whole. points: of all lines
+    of the whole; last_good: the path of the last good checkpoint.
     """
     lead = primary or next((v for v in findings if v.onset is not None), None)
     groups = _groups(evidence)

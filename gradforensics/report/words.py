@@ -76,6 +76,17 @@ def counted(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers with their runs put together: "3, 5–8"."""
+    parts: list[list[int]] = []
+    for one in numbers:
+        if parts and one == parts[-1][-1] + 1:
+            parts[-1][1:] = [one]
+        else:
+            parts.append([one])
+    return ", ".join("–".join(map(str, part)) for part in parts)
+
+
 def place(source: str | None, line: int | None) -> str:
     """`source:line`, or what of it is known."""
     if source is None:
@@ -125,8 +136,8 @@ class Words:
             return self(key, n=len(suspicions), title=title)
         if run.broke_off:
             return self("unexplained", ended=self(f"but_{run.ending.kind}"))
-        if run.findings:
-            return self("noted", title=self.sentence(run.findings[0].title.in_(self.language)))
+        if run.weaker:
+            return self("noted", title=self.sentence(run.weaker[0].title.in_(self.language)))
         return self("healthy", clear=self.count("rules", clear), not_judged=blind)
 
     def clear_means(self, run: RunReport) -> str:

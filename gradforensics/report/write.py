@@ -11,7 +11,13 @@ from gradforensics.errors import OutputError
 
 PARQUET_MARK = "written by gradforensics"  # a key of the metadata of every Parquet file that we write
 # One of these stands near the start of every output that we write.
-_MARKS = (b'<meta name="generator" content="gradforensics ', b'"tool": "gradforensics ', b"<!-- gradforensics ")
+_MARKS = (
+    b'<meta name="generator" content="gradforensics ',
+    b'"tool": "gradforensics ',
+    b'"fullName": "gradforensics ',
+    b'<testsuites name="gradforensics ',
+)
+_FIRST = b"<!-- gradforensics "  # the very first bytes of our Markdown: people paste it into notes of their own
 _HEAD = 2048
 _PARQUET, _FOOTER = b"PAR1", 1 << 16  # the metadata of a Parquet file stands at its end
 

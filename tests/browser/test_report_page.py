@@ -71,7 +71,7 @@ def picture(raw: bytes, size: tuple[int, int] = (200, 200)) -> Any:
 def distance(one: Any, other: Any) -> float:
     """Mean difference of two pictures, as a share of the whole range."""
     pairs = zip(one.tobytes(), other.tobytes(), strict=True)
-    return sum(abs(a - b) for a, b in pairs) / (255 * len(one.tobytes()))
+    return float(sum(abs(a - b) for a, b in pairs) / (255 * len(one.tobytes())))
 
 
 def test_the_first_screen_answers_what_when_how_sure_and_what_now(

@@ -50,8 +50,6 @@ def test_order_of_a_sick_run(report: Report) -> None:
         "A warm restart.",
         "Not excluded GF17",
         "two checkpoints of the run",
-        "Judged clear",
-        "refuted by GF05",
         "this version has no test for it",
         "refuted by GF05",
         "learning_rate",

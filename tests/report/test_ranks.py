@@ -248,7 +248,7 @@ def test_html_and_json_hold_them_in_both_languages(judged, name):
     if run["ranks"]:
         assert "Ranks over the steps" in english.text
         assert "各 rank 随步数的变化" in chinese.text
-        assert 'id="r1-ranks"' in text
+        assert 'id="r1-ranks-name"' in text
         assert 'aria-labelledby="r1-ranks-name"' in text
         assert len(run["ranks"]["rows"][0]["cells"]) == len(run["ranks"]["windows"])
 

@@ -107,7 +107,7 @@ def test_a_healthy_run_says_what_was_looked_for_and_what_clear_means(healthy: Di
     text = first_screen(report)
     assert "Looked for and not found GF05 Title of GF05" in text
     assert "What was not logged or saved may still be wrong." in text
-    assert "To judge more Log scaler.get_scale() beside every loss. would help to judge GF12" in text
+    assert "To judge more Log scaler.get_scale() beside every loss. Would help to judge GF12" in text
     assert class_of(report) == "calm"
     assert class_of(build([Diagnosis(Evidence("run"), ())], [])) == "blind"
 
@@ -213,6 +213,35 @@ def test_commands_can_be_copied_only_with_a_script(report: Report) -> None:
     assert 'class="command"' in text
     outside = re.sub(r"<template.*?</template>", "", text, flags=re.DOTALL)
     assert "<button" not in outside
+
+
+def test_a_record_without_steps_says_so_once(maker: Any) -> None:
+    verdict = maker.fired(maker.rule("GF26"), [Hit(None, None, source="dmesg.log", line=3)], onset=None)
+    text = first_screen(build([Diagnosis(Evidence("run"), (verdict,), verdict)], []))
+    assert "Onset no steps in the record" in text
+    assert "attempt" not in text
+    assert '-timeline"' not in render(build([Diagnosis(Evidence("run"), (verdict,), verdict)], []))
+
+
+def test_a_run_of_which_nothing_was_judged_is_neither_praised_nor_blamed() -> None:
+    text = first_screen(build([Diagnosis(Evidence("run"), ())], []))
+    assert "This says nothing about the run, good or bad." in text
+    assert "Clear" not in text
+
+
+def test_a_record_that_stops_too_early_says_where_the_reason_may_stand(healthy: Diagnosis) -> None:
+    healthy.evidence.ending = Ending("truncated", "the record stops at step 60 of 100 planned steps", "log.jsonl", 60)
+    assert "look into the scheduler's log, the console output and dmesg" in first_screen(build([healthy], []))
+    assert "请查看当时的调度器日志" in first_screen(build([healthy], []), "zh")
+
+
+def test_kin_of_a_sign_that_holds_is_not_called_absent(maker: Any) -> None:
+    sign = rules.Sign("rank_missing_likely", rules.Test(a_check, {}), "probable")
+    holdings = (Holding(sign, (Hit(10, None, source="a.log", line=1),)),)
+    judged = ("rank_missing_likely", "rank_missing", "lost_by_xid", "lost", "mismatch")
+    verdict = maker.fired(maker.rule("GF24"), [], holdings=holdings, judged_signs=judged)
+    text = first_screen(build([Diagnosis(Evidence("run"), (verdict,), verdict)], []))
+    assert "No sign of lost , mismatch" in text
 
 
 def test_what_is_noted_and_known_well_enough_says_what_to_do(healthy: Diagnosis, maker: Any) -> None:

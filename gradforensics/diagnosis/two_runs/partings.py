@@ -16,7 +16,7 @@ import numpy as np
 
 from gradforensics import signals
 from gradforensics.patterns import lazy
-from gradforensics.tables import Evidence, Phase, Series
+from gradforensics.tables import Evidence, Phase, Series, StepUnit
 
 Course: TypeAlias = Literal["identical", "parts", "never_identical", "not_judged"]
 PHASES: tuple[Phase, ...] = ("train", "eval", "test")
@@ -30,7 +30,7 @@ _OF_THE_MACHINE = lazy(
 _SCHEDULED = lazy(r"^lr|learning_rate|momentum|weight_decay|loss_scale|temperature|batch_size|^beta|tokens|samples")
 
 POINTS = 20  # shared points below which nothing is said about noise
-NOISE = 5.0  # standard deviations of the level; siblings that differ in their seed alone end within 1.9 (27 pairs)
+NOISE = 5.0  # standard deviations of the level; siblings that differ in their seed alone end within 1.9 (17 pairs)
 FLOOR = 0.02  # relative; levels of siblings that differ in their seed alone end within 0.01 (loss, 240 points)
 _WANDER = 2.0  # times the usual wander of the level; siblings within 1.0
 _CHANCE = 0.01  # probability from which on equal points at the beginning are called a chance of coarse printing
@@ -56,7 +56,7 @@ class Parting:
     phase: Phase
     name: str
     course: Course
-    unit: str
+    unit: StepUnit
     points: int = 0
     first: int | None = None
     last: int | None = None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from gradforensics.diagnosis.two_runs.changes import Change
 from gradforensics.report.comparison import told
 from gradforensics.report.comparison.model import Comparison, Side
-from gradforensics.report.words import Words, number, printable, shorten
+from gradforensics.report.markdown import code, code_cell, prose, table
+from gradforensics.report.words import Words, number, printable
 
 _ROWS = 40  # of each table
-_RISKY = re.compile(r"([\\`*_{}\[\]<>#|~!@&])")
+_LONGEST = 120  # characters of a name or value
 
 
 def render(found: Comparison) -> str:
@@ -33,7 +34,7 @@ def render(found: Comparison) -> str:
     if contrast.partings:
         heads = (words("series"), words("cmp_course"), words("cmp_shared"), words("cmp_noise"))
         rows = [
-            (_code(one.label), told.course(words, one), number(one.points), told.noise(words, one))
+            (code_cell(one.label, _LONGEST), told.course(words, one), number(one.points), told.noise(words, one))
             for one in contrast.partings
         ]
         lines += ["", f"### {words('cmp_series')}", "", *_table(words, heads, rows)]
@@ -47,28 +48,18 @@ def render(found: Comparison) -> str:
 
 def _side(words: Words, letter: str, side: Side) -> str:
     span = words("no_steps") if side.steps is None else words("steps", first=side.steps[0], last=side.steps[1])
-    return f"- **{letter}**: {_code(side.name)} ({span}, {words(side.ending.kind)})"
+    return f"- **{letter}**: {code(side.name, _LONGEST)} ({span}, {words(side.ending.kind)})"
 
 
 def _change(words: Words, one: Change, *, counted: bool) -> tuple[str, str, str, str]:
-    named = words("cmp_logged_rate") if told.logged(one) else _code(one.key)
+    named = words("cmp_logged_rate") if told.logged(one) else code_cell(one.key, _LONGEST)
     kind = words(f"cmp_kind_{one.kind}") + ("" if counted else f" ({words('cmp_uncertain')})")
-    return named, _code(told.value(one.here)), _code(told.value(one.there)), kind
+    return named, code_cell(told.value(one.here), _LONGEST), code_cell(told.value(one.there), _LONGEST), kind
 
 
-def _table(words: Words, heads: Sequence[str], rows: Sequence[Iterable[str]]) -> list[str]:
-    lines = [_row(heads), _row(["---"] * len(heads)), *map(_row, rows[:_ROWS])]
+def _table(words: Words, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [table(heads, rows[:_ROWS])]
     return lines + (["", words("more_rows", n=len(rows) - _ROWS)] if len(rows) > _ROWS else [])
-
-
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _code(text: str) -> str:
-    """Text as code: no backtick and no bar may end it."""
-    flat = " ".join(printable(shorten(text, 120)).split()).replace("`", "'").replace("|", "¦")
-    return f"`{flat}`" if flat else ""
 
 
 def _plain(text: str) -> str:

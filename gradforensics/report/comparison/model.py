@@ -10,6 +10,7 @@ from gradforensics.languages import Language
 from gradforensics.report.charts import Chart
 from gradforensics.report.comparison.overlay import overlay
 from gradforensics.report.model import TOOL
+from gradforensics.report.provenance import Provenance
 from gradforensics.tables import Ending, Evidence, Notice, Source
 
 
@@ -39,8 +40,8 @@ class Comparison:
     charts: tuple[Chart, ...] = field(default=(), compare=False)
 
 
-def build(here: Evidence, there: Evidence, *, language: Language = "en") -> Comparison:
-    """Compare two runs and arrange what is shown; language: the one that a reader sees first."""
+def build(here: Evidence, there: Evidence, *, language: Language = "en", made: Provenance | None = None) -> Comparison:
+    """Compare two runs and arrange what is shown; language: the one that a reader sees first; made: when and how."""
     found = contrast(here, there)
     return Comparison(TOOL, language, _side(here), _side(there), found, made, overlay(here, there, found))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gradforensics.diagnosis.two_runs.contrast import Contrast
 from gradforensics.diagnosis.two_runs.partings import Parting
 from gradforensics.report.charts import Band, Chart, Panel, bad_of, line_of
-from gradforensics.tables import Evidence, Series
+from gradforensics.tables import Evidence, Series, StepUnit
 
 POINTS = 600  # of each line
 _PANELS = 4
@@ -21,7 +21,7 @@ def overlay(here: Evidence, there: Evidence, found: Contrast) -> tuple[Chart, ..
     """One chart for each unit of steps: the shared series, loss first, A and B in each panel."""
     drawn = [one for one in found.partings if one.course != "not_judged" and one.points > 1]
     ranked = sorted(drawn, key=lambda one: _FIRST.index(one.label) if one.label in _FIRST else len(_FIRST))
-    units: dict[str, list[Parting]] = {}
+    units: dict[StepUnit, list[Parting]] = {}
     for one in ranked[:_PANELS]:
         units.setdefault(one.unit, []).append(one)
     return tuple(

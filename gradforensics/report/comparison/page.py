@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from gradforensics.report import svg
 from gradforensics.report.charts import Chart
+from gradforensics.report.circumstances_pieces import CircumstancePieces
 from gradforensics.report.comparison.model import Comparison, paths
 from gradforensics.report.comparison.pieces import ContrastPieces
+from gradforensics.report.figures import Figures
 from gradforensics.report.html import frame, template
-from gradforensics.report.markup import PageWords, tag
+from gradforensics.report.markup import PageWords
 from gradforensics.report.pieces import Pieces
 from gradforensics.report.words import Words, shorten
 
@@ -17,10 +18,10 @@ from gradforensics.report.words import Words, shorten
 def render(found: Comparison) -> str:
     """The whole page."""
     words, plain = PageWords(found.language), Words(found.language)
+    figures = Figures(words)
 
     def draw(charts: tuple[Chart, ...]) -> Markup:
-        drawings = (Markup(svg.draw(one, plain, f"c{i}")) for i, one in enumerate(charts, 1))  # noqa: S704  # escaped
-        return Markup("").join(tag("figure", drawing) for drawing in drawings)
+        return Markup("").join(figures.figure(chart, f"c{i}") for i, chart in enumerate(charts, 1))
 
     title = f"{plain('comparison')}: {' / '.join(paths((found.here, found.there)))}"
     return template("compare.html", found.language).render(
@@ -28,8 +29,10 @@ def render(found: Comparison) -> str:
         found=found.contrast,
         w=words,
         p=Pieces(words),
-        k=ContrastPieces(words),
+        m=CircumstancePieces(words),
+        x=ContrastPieces(words),
         draw=draw,
+        tools=figures.tools(),
         title=shorten(title, 200),
         **frame(found.language),
     )
