@@ -32,7 +32,8 @@ _MAYBE = lazy(r"(?i)(?:key|token|auth)$")
 _ISSUED: Mapping[str, str] = {
     "hf_": r"hf_[A-Za-z0-9]{16,}",
     "api_org_": r"api_org_[A-Za-z0-9]{16,}",
-    "sk-": r"sk-[A-Za-z0-9_\-]{20,}",
+    # names such as sk-learn-baseline-with-long-words have their hyphens early
+    "sk-": r"sk-(?:(?:proj|ant|svcacct|admin|or)-[A-Za-z0-9_\-]{20,}|[A-Za-z0-9]{20,})",
     "gh": r"gh[opusr]_[A-Za-z0-9]{20,}",
     "github_pat_": r"github_pat_[A-Za-z0-9_]{22,}",
     "glpat-": r"glpat-[A-Za-z0-9_\-]{16,}",

@@ -68,6 +68,7 @@ def test_what_stands_around_a_value_tells_that_it_gives_access(text: str, secret
         "sha256 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
         "tcp://node-3:29500 https://example.org/docs?page=3",
         "key error: 'model.layers.0.attn.key.weight'",
+        "model sk-learn-baseline-with-a-long-name-v2 of sk-image-segmentation-models-large",
         "KeyError: 'state'",
     ],
 )

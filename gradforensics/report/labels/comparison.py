@@ -186,7 +186,4 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "t_what": ("differs", "差异"),
     "t_causes": ("explains", "解释"),
     "t_weights": ("weights", "权重"),
-    "t_series": ("series", "序列"),
-    "t_unknown": ("unknown", "未知"),
-    "t_first_step": ("parts", "分开"),
 }
