@@ -39,7 +39,7 @@ _ZH_LISTS = frozenset({"verify", "false_alarms"})  # of the rule as a whole
 _UNIT_KEYS = {"value", "unit", "source"}
 _SPEC = re.compile(r",?(\.\d{1,2})?[gfe%d]?")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
-_EXAMPLE = re.compile(r"^\[\[example\]\].*\n(?:[^\[\n].*\n|\n)*", re.MULTILINE)
+_EXAMPLE = re.compile(r"^\[\[?example[\].].*\n(?:[^\[\n].*\n?|\n)*", re.MULTILINE)  # also [example.baseline]
 
 
 class Reader:

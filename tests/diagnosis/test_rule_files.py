@@ -44,6 +44,15 @@ def test_a_good_rule_loads(tmp_path):
     assert rule.signs[0].test.arguments == {"share": 10.0}
 
 
+def test_examples_with_tables_of_their_own_are_left_out_whole(tmp_path):
+    example = '[[example]]\nnote = "beside another"\n[example.baseline]\nsettings = { lr = 1 }\n'
+    chinese = '[zh]\ntitle = "测试"\nfix = ["做"]'
+    path = write(tmp_path, f"{HEAD}{SIGN}{example}{chinese}")
+    bare = load_rule(path, examples=False)
+    assert (len(load_rule(path).examples), bare.examples) == (1, ())
+    assert bare.text("zh").title == "测试"
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
